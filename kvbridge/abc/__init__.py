@@ -1,0 +1,26 @@
+"""The contracts. A backend author reads `backend.py`; who moves values reads `pipe.py` and `buffer.py`; who drives an
+engine reads `connector.py`.
+"""
+
+from kvbridge.abc.backend import Backend, Held, Landing, Move, MoveState, Store, Transport
+from kvbridge.abc.buffer import Claim, Key, LookupBuffer
+from kvbridge.abc.connector import SchedulerHalf, WorkerHalf
+from kvbridge.abc.pipe import Offered, RecvPipe, SendPipe
+
+__all__ = [
+    "Backend",
+    "Claim",
+    "Held",
+    "Key",
+    "Landing",
+    "LookupBuffer",
+    "Move",
+    "MoveState",
+    "Offered",
+    "RecvPipe",
+    "SchedulerHalf",
+    "SendPipe",
+    "Store",
+    "Transport",
+    "WorkerHalf",
+]

@@ -1,0 +1,242 @@
+"""`Backend`: a data plane. What an author implements to bring a transport or a store to every engine.
+
+Handshake, ordering, keys, leases, liveness, retries, metrics and configuration are written once, in the core. A
+**transport** says how to describe memory and how to move it: subclass `Transport` and write `hold` and `land`. A
+**store** keeps values by key itself: subclass `Store` and write `open_buffer`.
+
+To write one: define a frozen `msgspec.Struct` with your options, set `name` and `Options`, implement the abstract
+methods below, and name the class in your distribution's entry points:
+
+    [project.entry-points."kvbridge.backends"]
+    mine = "my_package:MyBackend"
+
+Threads: `probe`, the constructor, `register`, `open_*` and `close` are called by the owner's thread. `hold`, `land`,
+`accepts` and everything on `Held`, `Landing` and `Move` is called by one thread, the endpoint's, and must return
+within a few milliseconds: that thread also keeps the heartbeats. Do long work in slices, in `step`.
+
+Errors: raise the classes of `kvbridge.errors`. Map your library's errors once, to `TransportError` with the original
+code in the message, or `PeerLostError`.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, final
+
+from kvbridge.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import msgspec
+
+    from kvbridge.abc.buffer import LookupBuffer
+    from kvbridge.abc.pipe import RecvPipe, SendPipe
+    from kvbridge.capabilities import Capabilities, Probe
+    from kvbridge.control.endpoint import Endpoint
+    from kvbridge.control.link import Link
+    from kvbridge.memory import Payload, Region, Spec
+
+O = TypeVar("O", bound="msgspec.Struct")  # noqa: E741 - the options of one backend
+
+
+class MoveState(enum.Enum):
+    """What a slice of work came to."""
+
+    AGAIN = "again"
+    """There is more to do at once."""
+    WAIT = "wait"
+    """Nothing to do right now; ask again soon."""
+    DONE = "done"
+    """All bytes are where they belong, and nothing will touch the memory any more."""
+
+
+class Move(ABC):
+    """Bytes in motion. Advanced in slices by the endpoint's thread."""
+
+    @abstractmethod
+    def step(self) -> MoveState:
+        """Do one bounded slice of work (a few milliseconds), or look whether the library has finished.
+
+        Raises:
+            TransportError: The move failed and has ended: nothing will touch the memory any more.
+            CancelledError: It ended because of `abort`.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ask for an end. It is not one: `step` is called on until it raises or returns DONE.
+
+        If the library cannot stop a move, let it finish; never report an end while bytes may still land.
+        """
+
+
+class Held(ABC):
+    """A payload on the producer's side that peers can reach. Made by `Transport.hold`."""
+
+    descriptor: bytes
+    """What a consumer's `land` needs to reach it; opaque to the core, at most 64 KiB."""
+
+    @abstractmethod
+    def step(self) -> MoveState:
+        """Do a slice of preparing the payload, such as copying it into a pool. DONE once prepared.
+
+        For a backend that claims `detaches`, DONE means that the caller's memory may be reused. `descriptor` is
+        valid, and may be offered, from the start: a consumer's `Landing` waits for bytes that are not there yet.
+
+        Raises:
+            KVBridgeError: It cannot be prepared; the caller's memory is not touched any more.
+        """
+
+    def write(self, link: Link, accepted: bytes) -> Move:
+        """Start moving the bytes to where a consumer's `Landing` accepted them.
+
+        Called only where `Capabilities.mover` is `"producer"` or `"both"`.
+
+        Args:
+            link: The consumer.
+            accepted: The `descriptor` of the consumer's `Landing`.
+        """
+        raise UnsupportedError(f"{type(self).__name__} does not write: its mover is the consumer", flag="mover")
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give back what the held payload uses. Called once, when no peer can touch it any more."""
+
+
+class Landing(Move):
+    """A value on its way into a consumer's memory. Made by `Transport.land`.
+
+    With mover `"consumer"`, `step` reads the bytes. With `"producer"`, `step` is not called: the core waits for the
+    producer's word. With `"both"`, `step` is the receiving half of the move.
+    """
+
+    descriptor: bytes = b""
+    """What the producer's `Held.write` needs to reach the destination; empty where the consumer moves."""
+
+
+class Backend(ABC, Generic[O]):
+    """One instance of a backend: its options, its card, its registered memory.
+
+    Args:
+        options: The options, converted to the type `Options`.
+
+    Raises:
+        BackendUnavailableError: It cannot work here; the same reason as `probe` gives.
+    """
+
+    name: ClassVar[str]
+    """The entry point's name."""
+
+    Options: ClassVar[type[msgspec.Struct]]
+    """Frozen struct of the options, every field with a default. Unknown keys are refused before it is made."""
+
+    def __init__(self, options: O) -> None:
+        self.options = options
+
+    @classmethod
+    @abstractmethod
+    def probe(cls, options: O) -> Probe:
+        """Say whether this backend can work on this machine, and why not. Cheap, allocates nothing, never raises."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Flags and limits of this instance. Constant over its life."""
+
+    def card(self) -> bytes:
+        """Return what a peer's backend needs to reach this one, at most 64 KiB; sent in the handshake."""
+        return b""
+
+    def accepts(self, card: bytes) -> str | None:
+        """Say whether this backend and the peer with this card can reach each other.
+
+        The card comes from a peer: check it. It is symmetric: each side asks its own backend.
+
+        Returns:
+            None if they can, else the reason in one sentence.
+        """
+        del card
+        return None
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Make regions known to the transport, once each, before their pages are moved.
+
+        The memory stays the caller's and outlives the backend.
+        """
+        del regions
+
+    def open_send(self, link: Link, channel: str) -> SendPipe:
+        """Open the sending end of the pipe `channel` to a peer. Its receiver opens the same name."""
+        del link, channel
+        raise UnsupportedError(f"the backend {self.name!r} has no pipes", flag="pipe")
+
+    def open_recv(self, link: Link, channel: str) -> RecvPipe:
+        """Open the receiving end of the pipe `channel` from a peer."""
+        del link, channel
+        raise UnsupportedError(f"the backend {self.name!r} has no pipes", flag="pipe")
+
+    @abstractmethod
+    def open_buffer(self, endpoint: Endpoint, *, lease: float = 60.0, timeout: float = 30.0) -> LookupBuffer:
+        """Open a LookupBuffer on this backend.
+
+        Args:
+            endpoint: The control plane to use.
+            lease: Seconds that an inserted value waits for its consumer.
+            timeout: Seconds that one transfer may take.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything: idempotent, bounded, no thread, port, file or child left. Close the endpoint first."""
+
+
+class Transport(Backend[O]):
+    """A backend that moves bytes between two processes. The core makes pipes and buffers of it."""
+
+    @abstractmethod
+    def hold(self, payload: Payload) -> Held:
+        """Make a payload reachable for peers. Returns at once; the work is done in `Held.step`.
+
+        Raises:
+            CapacityError: There is no room for it.
+            UnsupportedError: The payload is of a kind that is not claimed.
+        """
+
+    @abstractmethod
+    def land(self, link: Link, spec: Spec, descriptor: bytes, out: Payload, skip: int) -> Landing:
+        """Prepare to take a value into `out`. Returns at once; the work is done in `Landing.step`.
+
+        Args:
+            link: The producer; `link.peer.card` is its card.
+            spec: What the value is. `out` was checked against it.
+            descriptor: The producer's `Held.descriptor`. It comes from a peer: check it.
+            out: Destination. Yours until the landing has ended.
+            skip: Number of the value's first blocks, in every region, that are not wanted.
+        """
+
+    @final
+    def open_send(self, link: Link, channel: str) -> SendPipe:
+        """Open the sending end of a pipe."""
+        from kvbridge.control.rendezvous import RendezvousSender  # noqa: PLC0415 - the core builds on this module
+
+        return RendezvousSender(self, link, channel)
+
+    @final
+    def open_recv(self, link: Link, channel: str) -> RecvPipe:
+        """Open the receiving end of a pipe."""
+        from kvbridge.control.rendezvous import RendezvousReceiver  # noqa: PLC0415 - likewise
+
+        return RendezvousReceiver(self, link, channel)
+
+    @final
+    def open_buffer(self, endpoint: Endpoint, *, lease: float = 60.0, timeout: float = 30.0) -> LookupBuffer:
+        """Open a LookupBuffer over pipes: values wait at their producer until they are asked for."""
+        from kvbridge.buffers.over_pipes import PipeBuffer  # noqa: PLC0415 - likewise
+
+        return PipeBuffer(self, endpoint, lease=lease, timeout=timeout)
+
+
+class Store(Backend[O]):
+    """A backend that keeps values by key itself, such as a host pool, files or a distributed store."""

@@ -1,0 +1,1 @@
+"""LookupBuffers that the core provides."""

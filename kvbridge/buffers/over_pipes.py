@@ -1,0 +1,187 @@
+"""`PipeBuffer`: a LookupBuffer on any transport. Values wait at their producer and move when they are asked for.
+
+Under it runs the same rendezvous as under a pipe: the answer to a `Select` is an offer, whose tag is the question.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from kvbridge.abc.buffer import Claim, Key, LookupBuffer
+from kvbridge.buffers.consumer import Seeker
+from kvbridge.buffers.producer import Shelf
+from kvbridge.control.messages import MAX_KEYS
+from kvbridge.errors import ClosedError, ConfigError, KVBridgeError
+from kvbridge.memory.payload import spec_of
+from kvbridge.transfer import Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kvbridge.abc.backend import Transport
+    from kvbridge.control.endpoint import Endpoint
+    from kvbridge.memory import Payload
+
+_T = TypeVar("_T")
+
+CHANNEL = "buffer"
+"""Channel of the buffer's messages: one buffer an endpoint."""
+
+CLOSE_TIMEOUT = 1.0
+"""Seconds that `close` waits for the endpoint's thread."""
+
+
+class PipeBuffer(LookupBuffer):
+    """Keyed values over a transport. See `LookupBuffer`.
+
+    Args:
+        backend: The transport.
+        endpoint: The control plane; one buffer an endpoint.
+        lease: Default lease in seconds.
+        timeout: Default deadline of a question or transfer in seconds.
+    """
+
+    def __init__(self, backend: Transport, endpoint: Endpoint, *, lease: float, timeout: float) -> None:
+        self._endpoint = endpoint
+        self._lease = lease
+        self._timeout = timeout
+        self._closed = False
+        self._shelf = Shelf(backend, endpoint, CHANNEL)
+        self._seeker = Seeker(backend, endpoint, CHANNEL, timeout)
+        endpoint.call_soon(lambda: endpoint.serve(CHANNEL, self._shelf.received))
+
+    def insert(self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0) -> Transfer[None]:
+        """Make a value available. See `LookupBuffer.insert`."""
+        transfer: Transfer[None] = Transfer(f"inserting {key.id!r}", lambda: self.drop([key]))
+        if key.home not in ("", self._endpoint.address):
+            transfer.fail(ConfigError(f"the key {key.id!r} lives at {key.home}: insert it there"))
+            return transfer
+
+        def insert() -> None:
+            self._shelf.insert(key.id, payload, spec_of(payload), digest, lease or self._lease, transfer)
+
+        return self._start(transfer, insert)
+
+    def claim(
+        self, key: Key, *, digest: bytes = b"", take: bool = True, timeout: float = 0.0
+    ) -> Transfer[Claim]:
+        """Ask the producer to hold a value. See `LookupBuffer.claim`."""
+        cancels: list[Callable[[], None]] = []
+        transfer: Transfer[Claim] = Transfer(
+            f"claiming {key.id!r}",
+            lambda: self._endpoint.call_soon(lambda: [cancel() for cancel in cancels] and None),
+        )
+
+        def claim() -> None:
+            limit = timeout or self._timeout
+            cancels.append(self._seeker.claim(key, digest, take=take, timeout=limit, transfer=transfer))
+
+        return self._start(transfer, claim)
+
+    def drop_select(
+        self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
+    ) -> Transfer[None]:
+        """Take a value into `out`. See `LookupBuffer.drop_select`."""
+        return self._fill(self.claim(key, digest=digest, take=True, timeout=timeout), out, skip)
+
+    def select(
+        self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
+    ) -> Transfer[None]:
+        """Copy a value into `out`. See `LookupBuffer.select`."""
+        return self._fill(self.claim(key, digest=digest, take=False, timeout=timeout), out, skip)
+
+    def contains(self, keys: Sequence[Key], *, timeout: float = 0.0) -> Transfer[list[bool]]:
+        """Say which keys have a live value. See `LookupBuffer.contains`."""
+        transfer: Transfer[list[bool]] = Transfer("asking which keys exist")
+        homes = {(key.home, key.generation) for key in keys}
+        if len(homes) != 1 or len(keys) > MAX_KEYS:
+            transfer.fail(
+                ConfigError(f"ask for 1 to {MAX_KEYS} keys of one home at a time; found {len(keys)} of {len(homes)}")
+            )
+            return transfer
+        return self._start(
+            transfer, lambda: self._seeker.contains(list(keys), timeout or self._timeout, transfer)
+        )
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        """Give up values. See `LookupBuffer.drop`."""
+        here = [key.id for key in keys if key.home in ("", self._endpoint.address)]
+        homes: dict[tuple[str, int], list[Key]] = {}
+        for key in keys:
+            if key.id not in here:
+                homes.setdefault((key.home, key.generation), []).append(key)
+
+        def drop() -> None:
+            self._shelf.drop(here)
+            for there in homes.values():
+                self._seeker.drop(there[:MAX_KEYS])
+
+        if not self._closed:
+            self._endpoint.call_soon(drop)
+
+    def stats(self) -> Mapping[str, float]:
+        """Return counters and gauges. See `LookupBuffer.stats`."""
+        return {
+            **{name: float(count) for name, count in dict(self._shelf.counters).items()},
+            "entries": float(self._shelf.entries),
+            "bytes": float(self._shelf.nbytes),
+        }
+
+    def close(self) -> None:
+        """Finish every transfer and give up every value. Idempotent, bounded."""
+        if self._closed:
+            return
+        self._closed = True
+        done: Transfer[None] = Transfer("closing the buffer")
+
+        def close() -> None:
+            self._seeker.close(ClosedError("the buffer was closed"))
+            self._shelf.close()
+            done.resolve(None)
+
+        try:
+            self._endpoint.call_soon(close)
+            done.wait(CLOSE_TIMEOUT)
+        except KVBridgeError:
+            return  # the endpoint is closed or stuck: it has told the peers, or they will miss its heartbeats
+
+    def _start(self, transfer: Transfer[_T], call: Callable[[], None]) -> Transfer[_T]:
+        if self._closed:
+            transfer.fail(ClosedError("the buffer was closed"))
+            return transfer
+
+        def guarded() -> None:
+            try:
+                call()
+            except KVBridgeError as error:
+                transfer.fail(error)
+
+        try:
+            self._endpoint.call_soon(guarded)
+        except KVBridgeError as error:
+            transfer.fail(error)
+        return transfer
+
+    def _fill(self, claim: Transfer[Claim], out: Payload, skip: int) -> Transfer[None]:
+        """Chain the two halves of a select."""
+        parts: list[Transfer[Claim] | Transfer[None]] = [claim]
+        transfer: Transfer[None] = Transfer(claim.what, lambda: parts[-1].cancel())
+
+        def filled(done: Transfer[None]) -> None:
+            if done.error is None:
+                transfer.resolve(None)
+            else:
+                transfer.fail(done.error)
+
+        def claimed(done: Transfer[Claim]) -> None:
+            if done.error is not None:
+                transfer.fail(done.error)
+                return
+            fill = done.result().fill(out, skip)
+            if fill.error is not None:  # the destination does not fit: the producer has its memory back at once
+                done.result().release()
+            parts.append(fill)
+            fill.on_done(filled)
+
+        claim.on_done(claimed)
+        return transfer

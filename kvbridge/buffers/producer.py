@@ -1,0 +1,260 @@
+"""`Shelf`: the producer's side of a buffer over pipes. Values wait here, by key, until a consumer asks for them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvbridge.abc.backend import MoveState
+from kvbridge.buffers.tombstones import Tombstones
+from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Routed, Select
+from kvbridge.control.outgoing import Outbox
+from kvbridge.errors import (
+    BindingMismatchError,
+    DuplicateKeyError,
+    KeyConsumedError,
+    KeyDroppedError,
+    KeyExpiredError,
+    KeyUnknownError,
+    KVBridgeError,
+    TransportError,
+)
+
+if TYPE_CHECKING:
+    from kvbridge.abc.backend import Held, Transport
+    from kvbridge.control.endpoint import Endpoint
+    from kvbridge.control.link import Link
+    from kvbridge.memory import Payload, Spec
+    from kvbridge.transfer import Transfer
+
+VALID = 10.0
+"""Seconds for which a value is promised to a consumer that asked for it. He renews while he is alive."""
+
+MAX_WAITING = 10_000
+"""Questions for keys that are not here yet, of all consumers together."""
+
+
+@dataclass(eq=False)
+class _Entry:
+    """One value."""
+
+    key: str
+    digest: bytes
+    spec: Spec
+    held: Held
+    inserted: Transfer[None]
+    expires: float
+    reserved: bool = False
+    offers: dict[int, Outbox] = field(default_factory=dict)
+    gone: KVBridgeError | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """A question for a key that is not here yet."""
+
+    link: Link
+    select: Select
+
+
+class Shelf:
+    """Values by key. All methods belong to the endpoint's thread."""
+
+    def __init__(self, backend: Transport, endpoint: Endpoint, channel: str) -> None:
+        self.counters: Counter[str] = Counter()
+        self._backend = backend
+        self._endpoint = endpoint
+        self._channel = channel
+        self._entries: dict[str, _Entry] = {}
+        self._tombstones = Tombstones()
+        self._waiting: dict[str, list[_Waiting]] = {}
+        self._outboxes: dict[Link, Outbox] = {}
+
+    @property
+    def entries(self) -> int:
+        """Number of live values."""
+        return len(self._entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of live values."""
+        return sum(entry.spec.nbytes for entry in self._entries.values())
+
+    def insert(
+        self, key: str, payload: Payload, spec: Spec, digest: bytes, lease: float, inserted: Transfer[None]
+    ) -> None:
+        """Put a value on the shelf."""
+        if key in self._entries:
+            self.counters["refused_duplicate"] += 1
+            inserted.fail(DuplicateKeyError(f"the key {key!r} has a live value, which stays: use a new id"))
+            return
+        self._tombstones.discard(key)
+        try:
+            held = self._backend.hold(payload)
+        except KVBridgeError as error:
+            self._refuse(key, error, inserted)
+            return
+        entry = _Entry(key, digest, spec, held, inserted, time.monotonic() + lease)
+        self._entries[key] = entry
+        self.counters["inserted"] += 1
+        for waiting in self._waiting.pop(key, ()):
+            self._answer(waiting.link, waiting.select, entry)
+        if self._prepare(entry) is not None:
+            self._endpoint.move(lambda: self._prepare(entry))
+        self._endpoint.after(lease, lambda: self._expire(entry))
+
+    def _refuse(self, key: str, error: KVBridgeError, inserted: Transfer[None]) -> None:
+        self.counters["refused_insert"] += 1
+        dropped = KeyDroppedError(f"the producer could not keep the value: {error}")
+        self._tombstones.set(key, dropped)
+        for waiting in self._waiting.pop(key, ()):
+            self._miss(waiting.link, waiting.select, dropped)
+        inserted.fail(error)
+
+    def _prepare(self, entry: _Entry) -> bool | None:
+        if entry.gone is not None:
+            return None
+        try:
+            state = entry.held.step()
+        except KVBridgeError as error:
+            self._fail(entry, error)
+            return None
+        except Exception as error:  # a backend's bug must end this value, visibly, not all of them
+            self._fail(entry, TransportError(f"the backend {self._backend.name!r} failed: {error!r}"))
+            return None
+        if state is not MoveState.DONE:
+            return state is MoveState.AGAIN
+        if self._backend.capabilities.detaches:
+            entry.inserted.resolve(None)
+        return None
+
+    def _fail(self, entry: _Entry, error: KVBridgeError) -> None:
+        self.counters["failed_insert"] += 1
+        entry.inserted.fail(error)
+        self._remove(entry, KeyDroppedError(f"the producer could not keep the value: {error}"))
+
+    def _expire(self, entry: _Entry) -> None:
+        if entry.gone is not None:
+            return
+        remaining = entry.expires - time.monotonic()
+        if remaining > 0 or entry.offers:  # promised to somebody: his renewals decide
+            self._endpoint.after(max(remaining, VALID), lambda: self._expire(entry))
+            return
+        self.counters["expired"] += 1
+        self._remove(entry, KeyExpiredError(f"nobody took the value of {entry.key!r} before its lease ended"))
+
+    def drop(self, keys: list[str]) -> None:
+        """Give up values that nobody wants. A key that is still to come is refused when it comes to be asked for."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self.counters["dropped"] += 1
+                self._remove(entry, KeyDroppedError(f"the value of {key!r} was dropped: nobody wanted it"))
+
+    def _remove(self, entry: _Entry, why: KVBridgeError) -> None:
+        """Take a value off the shelf; its memory is released when no consumer can be reading it any more."""
+        if entry.gone is None:
+            entry.gone = why
+            del self._entries[entry.key]
+            self._tombstones.set(entry.key, why)
+            for seq, outbox in list(entry.offers.items()):
+                outbox.withdraw(seq, why)
+        if not entry.offers:
+            entry.held.release()
+            entry.inserted.resolve(None)
+
+    # -- consumers --------------------------------------------------------------------------------------------
+
+    def received(self, link: Link, message: Routed) -> None:
+        """Take a message of a consumer."""
+        if isinstance(message, Select):
+            self._select(link, message)
+        elif isinstance(message, Cancel):
+            for key, waiting in list(self._waiting.items()):
+                kept = [w for w in waiting if w.link is not link or w.select.xid != message.xid]
+                self._keep_waiting(key, kept)
+        elif isinstance(message, Ask):
+            present = tuple(key in self._entries for key in message.keys)
+            link.send(Answer(self._channel, message.xid, present))
+        elif isinstance(message, Drop):
+            self.drop(list(message.keys))
+        elif link in self._outboxes:
+            self._outboxes[link].received(message)
+
+    def _select(self, link: Link, select: Select) -> None:
+        entry = self._entries.get(select.key)
+        if entry is not None:
+            self._answer(link, select, entry)
+            return
+        why = self._tombstones.get(select.key)
+        if why is None and sum(map(len, self._waiting.values())) < MAX_WAITING:
+            waiting = _Waiting(link, select)
+            self._waiting.setdefault(select.key, []).append(waiting)
+            link.endpoint.after(select.wait, lambda: self._give_up(waiting))
+            return
+        self._miss(link, select, why or KeyUnknownError("too many questions wait at this producer"))
+
+    def _give_up(self, waiting: _Waiting) -> None:
+        key = waiting.select.key
+        if waiting in self._waiting.get(key, ()):
+            self._keep_waiting(key, [w for w in self._waiting[key] if w is not waiting])
+            self._miss(
+                waiting.link,
+                waiting.select,
+                KeyUnknownError(f"no value arrived under {key!r} within {waiting.select.wait:g} s"),
+            )
+
+    def _keep_waiting(self, key: str, kept: list[_Waiting]) -> None:
+        if kept:
+            self._waiting[key] = kept
+        else:
+            self._waiting.pop(key, None)
+
+    def _answer(self, link: Link, select: Select, entry: _Entry) -> None:
+        if select.digest != entry.digest:
+            self.counters["refused_binding"] += 1
+            self._miss(
+                link, select, BindingMismatchError(f"the value of {entry.key!r} is KV of something else than asked for")
+            )
+            return
+        if entry.reserved:
+            self._miss(link, select, KeyConsumedError(f"the value of {entry.key!r} belongs to another consumer"))
+            return
+        entry.reserved = select.take
+        outbox = self._outbox(link)
+
+        def ended(error: KVBridgeError | None) -> None:
+            del entry.offers[seq]
+            self._ended(entry, error, take=select.take)
+
+        seq = outbox.offer(entry.held, entry.spec, select.xid, VALID, ended)
+        entry.offers[seq] = outbox
+
+    def _ended(self, entry: _Entry, error: KVBridgeError | None, *, take: bool) -> None:
+        self.counters["taken" if error is None else "not_taken"] += 1
+        if entry.gone is not None or take:
+            why = "was taken" if error is None else f"was given out and not taken ({error})"
+            self._remove(entry, KeyConsumedError(f"the value of {entry.key!r} {why}: keys are single-use"))
+
+    def _outbox(self, link: Link) -> Outbox:
+        outbox = self._outboxes.get(link)
+        if outbox is None:
+            outbox = self._outboxes[link] = Outbox(self._backend, link, self._channel)
+            link.on_down(lambda _: self._forget(link))
+        return outbox
+
+    def _forget(self, link: Link) -> None:
+        self._outboxes.pop(link, None)
+        for key, waiting in list(self._waiting.items()):
+            self._keep_waiting(key, [w for w in waiting if w.link is not link])
+
+    def _miss(self, link: Link, select: Select, error: KVBridgeError) -> None:
+        self.counters[f"miss_{error.code}"] += 1
+        link.send(Miss(self._channel, select.xid, error.code, str(error)[:4000]))
+
+    def close(self) -> None:
+        """Give up everything. What a consumer still reads is released when he is done with it."""
+        for entry in list(self._entries.values()):
+            self._remove(entry, KeyDroppedError("the producer was closed"))

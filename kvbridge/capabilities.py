@@ -1,0 +1,56 @@
+"""What one backend instance can do: flags that are tested when claimed, and limits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Mover = Literal["consumer", "producer", "both"]
+"""Which side moves the bytes: the consumer reads, the producer writes, or both post (two-sided)."""
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags and limits of one backend instance.
+
+    A claimed flag is a promise that the conformance suite tests. An operation whose flag is not claimed raises
+    `kvbridge.errors.UnsupportedError` naming the flag.
+
+    Attributes:
+        pipe: `open_send` and `open_recv` work.
+        buffer: `open_buffer` works.
+        tensors: Payloads may be tensors.
+        pages: Payloads may be `Pages`.
+        cuda: Payloads may live in GPU memory.
+        cross_process: Peers may be two processes of one host.
+        cross_host: Peers may be on two hosts.
+        detaches: An insert finishes when the backend holds a copy, so that the source is free before any consumer
+            asks. Without it the source is held until the value is taken or its lease ends.
+        mover: Which side moves the bytes.
+        max_value_bytes: Largest single value in bytes; 0 where there is no limit but memory.
+        capacity_bytes: Bytes that may be held at one time; 0 where values stay in the caller's memory.
+    """
+
+    pipe: bool = False
+    buffer: bool = False
+    tensors: bool = False
+    pages: bool = False
+    cuda: bool = False
+    cross_process: bool = False
+    cross_host: bool = False
+    detaches: bool = False
+    mover: Mover = "consumer"
+    max_value_bytes: int = 0
+    capacity_bytes: int = 0
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """Whether a backend can work on this machine.
+
+    Attributes:
+        ok: Whether it can.
+        reason: Why not, or what it found, in one sentence for a human reader.
+    """
+
+    ok: bool
+    reason: str

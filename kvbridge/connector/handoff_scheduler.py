@@ -1,0 +1,284 @@
+"""The scheduler half of a hand-over: a state machine for each request, on the prefill and on the decode side.
+
+A decode request goes through: *claiming* (each rank asks its prefill rank to hold the value) - *claimed* (only now
+the engine is told that there is something to load) - *loading* - *over*. Whatever goes wrong before the load makes
+the engine compute the prompt itself, with a counter; only a failure in the middle of a load reaches the engine's own
+failure policy.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvbridge.abc.connector import RequestView, SchedulerHalf
+from kvbridge.connector.params import (
+    VERSION,
+    Handoff,
+    encode_digest,
+    parse_handoff,
+    response_params,
+    wants_decode,
+    wants_prefill,
+)
+from kvbridge.connector.plan import ClaimOrder, LoadOrder, Plan, RemoteKey, Report, SaveOrder
+from kvbridge.errors import ConfigError, KVBridgeError, TransferTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+CLAIM_GRACE = 3.0
+"""Seconds beyond `claim_timeout` after which a claim that no worker reported on counts as failed."""
+
+MIN_TOKENS = 2
+"""Fewer tokens than this are computed faster than fetched: the last one is computed in any case."""
+
+
+class State(enum.Enum):
+    """Where a decode request stands."""
+
+    CLAIMING = "claiming"
+    CLAIMED = "claimed"
+    LOADING = "loading"
+    OVER = "over"
+
+
+@dataclass
+class _Wanted:
+    """A decode request."""
+
+    state: State
+    tokens: int = 0
+    key: RemoteKey | None = None
+    claim: int = -1
+    deadline: float = 0.0
+    granted: int = 0
+
+
+@dataclass(frozen=True)
+class HandoffSettings:
+    """What the scheduler half has to know of its engine.
+
+    Attributes:
+        engine_id: The engine's id, for the response.
+        block_size: Tokens of a block.
+        ranks: Number of workers.
+        produces: Whether this engine prefills for others.
+        consumes: Whether it decodes what others prefilled.
+        claim_timeout: Seconds that the prefill engine may take to answer.
+    """
+
+    engine_id: str
+    block_size: int
+    ranks: int
+    produces: bool
+    consumes: bool
+    claim_timeout: float
+
+
+class HandoffScheduler(SchedulerHalf[Plan, Report]):
+    """Plans hand-overs. Called from the engine's scheduler thread only; never blocks, never raises for a client."""
+
+    def __init__(self, settings: HandoffSettings) -> None:
+        self.counters: Counter[str] = Counter()
+        self._settings = settings
+        self._addresses: tuple[str, ...] = ()
+        self._generations: tuple[int, ...] = ()
+        self._wanted: dict[str, _Wanted] = {}
+        self._claims: dict[int, str] = {}
+        self._claim_ids = itertools.count(1)
+        self._plan = Plan()
+
+    def set_directory(self, addresses: Sequence[str], generations: Sequence[int]) -> None:
+        """Set the control addresses and incarnations of this engine's workers, in rank order."""
+        self._addresses = tuple(addresses)
+        self._generations = tuple(generations)
+
+    @property
+    def claiming(self) -> int:
+        """Requests that wait for a prefill engine's answer."""
+        return sum(wanted.state is State.CLAIMING for wanted in self._wanted.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether the workers have no orders to hear."""
+        return self._plan.empty
+
+    # -- decode side ------------------------------------------------------------------------------------------
+
+    def matched(self, request: RequestView, local_tokens: int) -> int | None:
+        """Say how many tokens can be loaded."""
+        if not wants_prefill(request.params):
+            return 0
+        wanted = self._wanted.get(request.id)
+        if wanted is None:
+            wanted = self._wanted[request.id] = self._start(request, local_tokens)
+        if wanted.state is State.CLAIMING and time.monotonic() > wanted.deadline:
+            self._give_up(request.id, wanted, TransferTimeoutError("the workers did not report on the claim"))
+        if wanted.state is State.CLAIMING:
+            return None
+        if wanted.state is not State.CLAIMED:
+            return 0
+        missing = wanted.tokens - local_tokens
+        if missing >= MIN_TOKENS:
+            return missing
+        self._forget_claim(wanted, "local_hit")
+        return 0
+
+    def _start(self, request: RequestView, local_tokens: int) -> _Wanted:
+        """Check what the client sent and ask for the value."""
+        self.counters["requests"] += 1
+        try:
+            handoff = parse_handoff(request.params or {})
+            key = self._check(request, handoff)
+        except KVBridgeError as error:
+            return self._refuse(request, error)
+        if request.num_tokens - local_tokens < MIN_TOKENS:
+            self.counters["local_hit"] += 1
+            self._plan.drops.append(key)
+            return _Wanted(State.OVER)
+        claim = next(self._claim_ids)
+        self._claims[claim] = request.id
+        self._plan.claims.append(ClaimOrder(claim, key))
+        deadline = time.monotonic() + self._settings.claim_timeout + CLAIM_GRACE
+        return _Wanted(State.CLAIMING, request.num_tokens, key, claim, deadline)
+
+    def _check(self, request: RequestView, handoff: Handoff) -> RemoteKey:
+        settings = self._settings
+        if not settings.consumes:
+            raise ConfigError("this engine's kv_role is kv_producer: it does not take what others prefilled")
+        for what, found, expected in (
+            ("tokens", handoff.tokens, request.num_tokens),
+            ("block_size", handoff.block_size, settings.block_size),
+            ("number of ranks", len(handoff.addresses), settings.ranks),
+        ):
+            if found != expected:
+                raise ConfigError(f"the params are for {what} {found}, this request or engine has {expected}")
+        digest = handoff.digest_bytes
+        if not request.plain:
+            raise ConfigError("the prompt has embeddings, which no digest covers")
+        if digest != request.digest():
+            raise ConfigError("the params belong to another prompt")
+        return RemoteKey(handoff.key, handoff.addresses, handoff.generations, digest)
+
+    def _refuse(self, request: RequestView, error: KVBridgeError) -> _Wanted:
+        self.counters["recomputed"] += 1
+        self.counters["refused_params"] += 1
+        logger.warning("request %s is computed here: %s", request.id, error)
+        return _Wanted(State.OVER)
+
+    def allocated(self, request: RequestView, block_ids: Sequence[int], local_tokens: int, tokens: int) -> None:
+        """Order the load into the blocks that the engine allocated."""
+        wanted = self._wanted.get(request.id)
+        if wanted is None or wanted.state is not State.CLAIMED or wanted.key is None:
+            return
+        if tokens == 0:
+            self._forget_claim(wanted, "not_used")
+            return
+        skip = local_tokens // self._settings.block_size
+        blocks = -(-wanted.tokens // self._settings.block_size)
+        wanted.state = State.LOADING
+        self._plan.loads.append(LoadOrder(request.id, wanted.claim, tuple(block_ids[skip:blocks]), skip))
+
+    def absorb(self, report: Report) -> None:
+        """Take in what the workers say of claims."""
+        for claim, (code, message) in report.refused.items():
+            request_id = self._claims.get(claim)
+            wanted = self._wanted.get(request_id) if request_id is not None else None
+            if request_id is not None and wanted is not None and wanted.state is State.CLAIMING:
+                self.counters[f"miss_{code}"] += 1
+                self._give_up(request_id, wanted, KVBridgeError(message))
+        for claim, count in report.granted.items():
+            wanted = self._wanted.get(self._claims.get(claim, ""))
+            if wanted is None or wanted.state is not State.CLAIMING:
+                continue
+            wanted.granted += count
+            if wanted.granted >= self._settings.ranks:
+                wanted.state = State.CLAIMED
+
+    def received(self, request_id: str, *, failed: bool) -> None:
+        """Take note that a load ended on all ranks."""
+        wanted = self._wanted.get(request_id)
+        if wanted is None or wanted.state is not State.LOADING:
+            return
+        wanted.state = State.OVER
+        self._claims.pop(wanted.claim, None)
+        self.counters["failed_loads" if failed else "loads"] += 1
+
+    def _give_up(self, request_id: str, wanted: _Wanted, error: KVBridgeError) -> None:
+        self.counters["recomputed"] += 1
+        logger.warning("request %s is computed here: %s", request_id, error)
+        self._release(wanted)
+
+    def _forget_claim(self, wanted: _Wanted, why: str) -> None:
+        self.counters[why] += 1
+        self._release(wanted)
+
+    def _release(self, wanted: _Wanted) -> None:
+        if wanted.state in (State.CLAIMING, State.CLAIMED):
+            self._plan.releases.append(wanted.claim)
+        self._claims.pop(wanted.claim, None)
+        wanted.state = State.OVER
+
+    # -- both sides -------------------------------------------------------------------------------------------
+
+    def finished(
+        self, request: RequestView, block_ids: Sequence[int], *, completed: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Take note that a request ended; hand its blocks over if it was prefilled for another engine."""
+        wanted = self._wanted.pop(request.id, None)
+        if wanted is not None and wanted.state is State.LOADING:
+            self._plan.cancels.append(request.id)
+            self._claims.pop(wanted.claim, None)
+        elif wanted is not None:
+            self._release(wanted)
+        elif wants_prefill(request.params):
+            self._drop_unused(request)
+        if not (completed and wants_decode(request.params) and self._settings.produces and request.plain):
+            return False, None
+        blocks = -(-request.num_tokens // self._settings.block_size)
+        if not 0 < blocks <= len(block_ids) or not self._addresses:
+            self.counters["not_handed_over"] += 1
+            return False, None
+        return True, self._hand_over(request, list(block_ids[:blocks]))
+
+    def _hand_over(self, request: RequestView, block_ids: list[int]) -> dict[str, Any]:
+        digest = request.digest()
+        key = uuid.uuid4().hex
+        self._plan.saves.append(SaveOrder(request.id, key, digest, tuple(block_ids)))
+        self.counters["handed_over"] += 1
+        handoff = Handoff(
+            v=VERSION,
+            key=key,
+            digest=encode_digest(digest),
+            tokens=request.num_tokens,
+            block_size=self._settings.block_size,
+            addresses=self._addresses,
+            generations=self._generations,
+        )
+        return response_params(
+            handoff, engine_id=self._settings.engine_id, request_id=request.id, block_ids=block_ids
+        )
+
+    def _drop_unused(self, request: RequestView) -> None:
+        """Tell the prefill engine that a request was given up before it was ever scheduled."""
+        try:
+            handoff = parse_handoff(request.params or {})
+            self._plan.drops.append(
+                RemoteKey(handoff.key, handoff.addresses, handoff.generations, handoff.digest_bytes)
+            )
+        except KVBridgeError:
+            return
+
+    def plan(self) -> Plan:
+        """Return what the workers have to do next."""
+        plan, self._plan = self._plan, Plan()
+        return plan

@@ -1,0 +1,314 @@
+"""`Endpoint`: the one control-plane presence of a process. It owns the sockets, the links, the timers and one thread.
+
+All protocol state is touched by that thread only (`call_soon` gets work there), so nothing above needs a lock. The
+thread also advances the backend's moves in bounded slices, which keeps heartbeats going while bytes are copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import random
+import time
+from collections import Counter, deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvbridge.control.handshake import refusal
+from kvbridge.control.link import Link, lost
+from kvbridge.control.messages import (
+    Bye,
+    Hello,
+    Identity,
+    Message,
+    Ping,
+    Pong,
+    Routed,
+    Welcome,
+    decode,
+)
+from kvbridge.control.outbound import Dial
+from kvbridge.control.sockets import Sockets
+from kvbridge.errors import ClosedError, KVBridgeError
+from kvbridge.threads import Loop
+from kvbridge.transfer import Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvbridge.abc.backend import Backend
+
+logger = logging.getLogger(__name__)
+
+PING_INTERVAL = 1.0
+"""Seconds between heartbeats to a peer. They cost one small message a peer."""
+
+DEAD_AFTER = 4.0
+"""Seconds of silence after which a peer counts as dead: below the 5 s within which a waiting call has to end, above
+the pauses that a busy interpreter makes."""
+
+HANDSHAKE_TIMEOUT = 4.0
+"""Seconds within which a peer has to answer a handshake."""
+
+MAX_WAIT = 0.25
+"""Seconds that the thread sleeps at most: an idle endpoint wakes four times a second to sweep."""
+
+BUSY_POLL = 0.0005
+"""Seconds between two looks at a move that waits for a backend's library."""
+
+
+class Endpoint:
+    """A bound control address with its links.
+
+    Args:
+        backend: The data plane whose card is exchanged and whose `accepts` is asked.
+        name: Who this is, for messages and logs: engine id and rank.
+        fingerprint: Everything that makes KV mean something else.
+        host: Address to bind and advertise. Loopback by default: exposing it is a decision.
+        port: 0 for an ephemeral port.
+
+    Raises:
+        ConfigError: The address cannot be bound; the message names host, port and option.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        name: str = "",
+        fingerprint: dict[str, str] | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self.backend = backend
+        self.here = Identity(
+            name=name or f"pid {os.getpid()}",
+            generation=random.SystemRandom().getrandbits(62) + 1,
+            backend=backend.name,
+            fingerprint=dict(fingerprint or {}),
+            card=backend.card(),
+        )
+        self.counters: Counter[str] = Counter()
+        self._sockets = Sockets(host, port)
+        self.address = self._sockets.address
+        self._services: dict[str, Callable[[Link, Routed], None]] = {}
+        self._on_link: list[Callable[[Link], None]] = []
+        self._inbound: dict[bytes, Link] = {}
+        self._dials: dict[tuple[str, int], Dial] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._moves: list[Callable[[], bool | None]] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_ids = itertools.count()
+        self._closed = False
+        self.after(PING_INTERVAL, self._beat)
+        self._loop = Loop(f"endpoint-{self.address.rpartition(':')[2]}", self._step, self._sockets.wake)
+
+    # -- for any thread ---------------------------------------------------------------------------------------
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call()` on the endpoint's thread. Any thread may ask.
+
+        Raises:
+            ClosedError: The endpoint is closed.
+            KVBridgeError: The endpoint's thread died earlier.
+        """
+        if self._closed:
+            raise ClosedError(f"the endpoint {self.address} is closed")
+        self._loop.check()
+        self._calls.append(call)
+        if not self._loop.current:
+            self._sockets.wake()
+
+    def dial(self, address: str, generation: int = 0) -> Transfer[Link]:
+        """Get a link to the peer at `address`, an existing one or by a new handshake.
+
+        Args:
+            address: The peer's advertised address, `tcp://host:port`.
+            generation: The incarnation that is meant; 0 for whichever is there.
+
+        Returns:
+            A transfer that resolves to the link, or fails with `HandshakeError`, `PeerLostError` or
+            `StaleGenerationError` within the handshake's deadline.
+        """
+        transfer: Transfer[Link] = Transfer(f"the handshake with {address}")
+        self.call_soon(lambda: self._dial(address, generation, transfer))
+        return transfer
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Say goodbye to all peers, stop the thread and close the sockets. Idempotent, bounded by `timeout` seconds."""
+        if self._closed:
+            return
+        done: Transfer[None] = Transfer("closing the endpoint")
+        with contextlib.suppress(KVBridgeError):
+            self.call_soon(lambda: self._say_goodbye(done))
+            self._closed = True
+            done.wait(timeout)
+        self._closed = True
+        if self._loop.stop(timeout):
+            self._sockets.close()
+        else:
+            logger.error("the endpoint %s did not stop within %g s: its sockets stay open", self.address, timeout)
+
+    # -- for the endpoint's thread ----------------------------------------------------------------------------
+
+    def serve(self, channel: str, handler: Callable[[Link, Routed], None]) -> None:
+        """Give messages of a channel for which a link has no route to `handler`."""
+        self._services[channel] = handler
+
+    def on_link(self, callback: Callable[[Link], None]) -> None:
+        """Call `callback(link)` for every link that comes up from now on, dialled by either side."""
+        self._on_link.append(callback)
+
+    def after(self, delay: float, call: Callable[[], None]) -> None:
+        """Run `call()` in `delay` seconds."""
+        heappush(self._timers, (time.monotonic() + delay, next(self._timer_ids), call))
+
+    def move(self, step: Callable[[], bool | None]) -> None:
+        """Call `step()` again and again: True asks for another slice at once, False for one soon, None ends it."""
+        self._moves.append(step)
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        while self._calls:
+            self._guard(self._calls.popleft())
+        eager = self._advance_moves()
+        for origin, frame in self._sockets.poll(self._wait_time(eager=eager)):
+            self._guard(lambda o=origin, f=frame: self._received(o, f))  # type: ignore[misc]
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            self._guard(heappop(self._timers)[2])
+
+    def _wait_time(self, *, eager: bool) -> float:
+        if eager or self._calls:
+            return 0.0
+        until_timer = self._timers[0][0] - time.monotonic() if self._timers else MAX_WAIT
+        return max(0.0, min(MAX_WAIT, until_timer, BUSY_POLL if self._moves else MAX_WAIT))
+
+    def _advance_moves(self) -> bool:
+        eager = False
+        moves, self._moves = self._moves, []
+        for step in moves:
+            again = self._guard(step)
+            if again is not None:
+                self._moves.append(step)
+                eager = eager or again
+        return eager
+
+    def _guard(self, call: Callable[[], bool | None]) -> bool | None:
+        """Run a handler; a bug in one must not end the service of all peers."""
+        try:
+            return call()
+        except Exception:
+            self.counters["internal_errors"] += 1
+            logger.exception("an internal error in the control plane of %s", self.here.name)
+            return None
+
+    # -- frames -----------------------------------------------------------------------------------------------
+
+    def _received(self, origin: bytes | Dial, frame: bytes | None) -> None:
+        if isinstance(origin, Dial) and frame is None:
+            origin.disconnected()
+            return
+        try:
+            message = decode(frame or b"")
+        except (msgspec.DecodeError, RecursionError) as error:
+            self.counters["malformed_messages"] += 1
+            logger.warning("dropped %d bytes that are no message: %s", len(frame or b""), error)
+            return
+        if isinstance(origin, Dial):
+            link = origin.received(message)
+        else:
+            link = self._inbound_message(origin, message)
+        if link is not None:
+            link.heard = time.monotonic()
+            self._route(link, message)
+
+    def _inbound_message(self, origin: bytes, message: Message) -> Link | None:
+        if isinstance(message, Hello):
+            self._greet(origin, message)
+            return None
+        link = self._inbound.get(origin)
+        if link is None:
+            if not isinstance(message, Bye):
+                self._sockets.reply(origin, Bye("unknown-link", "no handshake was made here: this is a new process"))
+            return None
+        if isinstance(message, Ping):
+            link.heard = time.monotonic()
+            link.send(Pong())
+            return None
+        if isinstance(message, Bye):
+            del self._inbound[origin]
+            link.down(lost(link.peer.name, f"it closed the link ({message.code} {message.message})"))
+            return None
+        return link
+
+    def _greet(self, origin: bytes, hello: Hello) -> None:
+        refused = refusal(hello, self.here, self.backend.accepts)
+        if refused is not None:
+            self.counters["refused_handshakes"] += 1
+            logger.warning("refused the peer %s: %s %s", hello.identity.name, refused.message, refused.differences)
+            self._sockets.reply(origin, refused)
+            return
+        link = Link(hello.identity, self, self._sockets.sender(origin), time.monotonic())
+        self._inbound[origin] = link
+        link.send(Welcome(self.here))
+        self.came_up(link)
+
+    def _route(self, link: Link, message: Message) -> None:
+        if isinstance(message, Routed):
+            handler = link.handler(message.channel)
+            if handler is not None:
+                handler(message)
+                return
+            service = self._services.get(message.channel)
+            if service is not None:
+                service(link, message)
+                return
+            self.counters["unroutable_messages"] += 1
+
+    def came_up(self, link: Link) -> None:
+        """Tell everybody who asked that a link is up."""
+        for callback in self._on_link:
+            callback(link)
+
+    # -- peers ------------------------------------------------------------------------------------------------
+
+    def _dial(self, address: str, generation: int, transfer: Transfer[Link]) -> None:
+        dial = self._dials.get((address, generation))
+        if dial is None or dial.over:
+            try:
+                dial = Dial(self, self._sockets, address, generation, HANDSHAKE_TIMEOUT)
+            except KVBridgeError as error:
+                transfer.fail(error)
+                return
+            self._dials[address, generation] = dial
+        dial.ask(transfer)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        for key, dial in list(self._dials.items()):
+            if dial.link is not None:
+                dial.link.send(Ping())
+                if now - dial.link.heard > DEAD_AFTER:
+                    dial.end(lost(dial.link.peer.name, f"silent for more than {DEAD_AFTER:g} s"))
+            if dial.over:
+                del self._dials[key]
+        for origin, link in list(self._inbound.items()):
+            if now - link.heard > DEAD_AFTER:
+                del self._inbound[origin]
+                link.down(lost(link.peer.name, f"silent for more than {DEAD_AFTER:g} s"), tell=True)
+        self.after(PING_INTERVAL, self._beat)
+
+    def _say_goodbye(self, done: Transfer[None]) -> None:
+        error = ClosedError(f"the endpoint {self.address} was closed")
+        for dial in list(self._dials.values()):
+            dial.end(error, tell=True)
+        for link in list(self._inbound.values()):
+            link.down(error, tell=True)
+        self._inbound.clear()
+        done.resolve(None)

@@ -1,0 +1,255 @@
+"""The receiver's half of a rendezvous: offers of one channel from one peer, until each has ended.
+
+A read counts only if the sender's lease on the source still stood when it ended (a *validated read*). The receiver
+knows without asking once more: the sender promises an offer for `valid` seconds from when it answers, which is later
+than when the receiver asked; so up to *asked + valid*, by the receiver's own clock, the source was in place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvbridge.abc.backend import MoveState
+from kvbridge.abc.pipe import Offered
+from kvbridge.control.messages import Abort, Accept, Done, End, Landed, Offer, Renew, Renewed, Routed, Withdrawn
+from kvbridge.errors import (
+    BusyError,
+    EndOfPipeError,
+    KVBridgeError,
+    LeaseExpiredError,
+    TransferTimeoutError,
+    TransportError,
+    from_code,
+)
+from kvbridge.transfer import Transfer, cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvbridge.abc.backend import Landing, Transport
+    from kvbridge.control.endpoint import Endpoint
+    from kvbridge.control.link import Link
+    from kvbridge.memory import Payload
+
+
+LOST_GRACE = 1.0
+"""Seconds that a read under way may go on after its sender was lost: what is in place already can still be had."""
+
+
+class Incoming:
+    """One offer, from its arrival until its end. Methods belong to the endpoint's thread unless they say otherwise."""
+
+    def __init__(self, inbox: Inbox, offer: Offer, asked: float | None) -> None:
+        self.offered = Offered(offer.seq, offer.tag, offer.spec)
+        self.error: KVBridgeError | None = None
+        self._inbox = inbox
+        self._offer = offer
+        self._renewal_sent = 0.0
+        self._valid_until = 0.0 if asked is None else asked + offer.valid
+        self._landing: Landing | None = None
+        self._transfer: Transfer[None] | None = None
+        self._use = threading.Lock()
+        self._complete = False
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The endpoint whose thread owns this offer."""
+        return self._inbox.link.endpoint
+
+    def fill(self, out: Payload, skip: int, timeout: float = 0.0) -> Transfer[None]:
+        """Start moving the payload into `out`, which was checked. Any thread.
+
+        Args:
+            out: The destination.
+            skip: First blocks to leave out.
+            timeout: Seconds after which the transfer is cancelled; 0 for never.
+
+        Raises:
+            BusyError: It was filled or declined before.
+        """
+        if not self._use.acquire(blocking=False):
+            raise BusyError(f"the offer {self.offered.seq} on {self._inbox.channel} was taken or declined before")
+        endpoint = self._inbox.link.endpoint
+        transfer: Transfer[None] = Transfer(
+            f"receiving {self._offer.spec.nbytes} bytes from {self._inbox.link.peer.name}",
+            lambda: endpoint.call_soon(lambda: self._stop(cancelled("the transfer"))),
+        )
+        endpoint.call_soon(lambda: self._start(out, skip, transfer))
+        if timeout:
+            late = TransferTimeoutError(f"{transfer.what} did not finish within {timeout:g} s")
+            endpoint.call_soon(lambda: endpoint.after(timeout, lambda: self._stop(late)))
+        return transfer
+
+    def decline(self) -> None:
+        """Refuse the offer. Idempotent."""
+        if self._use.acquire(blocking=False):
+            self._close(cancelled("the offer"))
+
+    def void(self, error: KVBridgeError) -> None:
+        """Take note that the offer stands no more, or that nothing more will be heard of it."""
+        if self._transfer is None:
+            self._close(error)
+        else:
+            self._stop(error)
+
+    def landed(self, message: Landed) -> None:
+        """Take the sender's word that the bytes are in place, or that it stopped moving them."""
+        if self._landing is None or self._inbox.mover == "consumer":
+            return
+        if message.code:
+            self._close(self.error or from_code(message.code, message.message))
+        elif self._inbox.mover == "producer":
+            self._close(self.error)
+
+    def renewed(self, valid: float) -> None:
+        """Take the sender's promise for another while."""
+        if self._renewal_sent:
+            self._valid_until = max(self._valid_until, self._renewal_sent + valid)
+            self._renewal_sent = 0.0
+
+    def lost(self, error: KVBridgeError) -> None:
+        """Take note that the sender is gone. A read that is under way may still end inside of its lease."""
+        if self._landing is None or self._inbox.mover != "consumer":
+            self._close(error)
+        else:
+            self.endpoint.after(LOST_GRACE, lambda: self._stop(error))
+
+    def renew(self) -> None:
+        """Keep the offer standing, from now on until it ends."""
+        if self.error is not None or self._inbox.gone(self):
+            return
+        if not self._renewal_sent:
+            self._renewal_sent = time.monotonic()
+        self._inbox.link.send(Renew(self._inbox.channel, self.offered.seq))
+        self._inbox.link.endpoint.after(self._offer.valid / 3, self.renew)
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _start(self, out: Payload, skip: int, transfer: Transfer[None]) -> None:
+        self._transfer = transfer
+        if self.error is not None:
+            transfer.fail(self.error)
+            return
+        inbox = self._inbox
+        try:
+            self._landing = inbox.backend.land(inbox.link, self._offer.spec, self._offer.descriptor, out, skip)
+        except KVBridgeError as error:
+            self._close(error)
+            return
+        if inbox.mover != "consumer":
+            inbox.link.send(Accept(inbox.channel, self.offered.seq, self._landing.descriptor))
+        if inbox.mover != "producer" and self._step() is not None:
+            inbox.link.endpoint.move(self._step)
+
+    def _step(self) -> bool | None:
+        if self._landing is None:
+            return None
+        try:
+            state = MoveState.DONE if self._complete else self._landing.step()
+        except KVBridgeError as error:
+            self._close(self.error or error)
+            return None
+        except Exception as error:  # a backend's bug must end this transfer, visibly, not all of them
+            self._close(TransportError(f"the backend {self._inbox.backend.name!r} failed: {error!r}"))
+            return None
+        if state is not MoveState.DONE:
+            return state is MoveState.AGAIN
+        self._complete = True
+        if self.error is not None or time.monotonic() < self._valid_until:
+            self._close(self.error)
+            return None
+        if self._renewal_sent and self._inbox.link.up:
+            return False  # the promise for this moment is on its way
+        self._close(
+            LeaseExpiredError(f"the bytes from {self._inbox.link.peer.name} came after its lease on them had ended")
+        )
+        return None
+
+    def _stop(self, error: KVBridgeError) -> None:
+        if self._transfer is None or self._transfer.poll() or self.error is not None:
+            return
+        if self._landing is None:
+            self._close(error)
+            return
+        self.error = error  # what the transfer ends with, once its memory is safe
+        if self._inbox.mover == "consumer":
+            self._landing.abort()
+        else:
+            self._inbox.link.send(Abort(self._inbox.channel, self.offered.seq))
+            if not self._inbox.link.up:
+                self._close(error)
+
+    def _close(self, error: KVBridgeError | None) -> None:
+        self.error = error
+        self._landing = None
+        self._inbox.forget(self, taken=error is None)
+        if self._transfer is not None:
+            if error is None:
+                self._transfer.resolve(None)
+            else:
+                self._transfer.fail(error)
+
+
+class Inbox:
+    """Offers of one channel on one link. All methods belong to the endpoint's thread."""
+
+    def __init__(
+        self,
+        backend: Transport,
+        link: Link,
+        channel: str,
+        arrived: Callable[[Incoming], None],
+        ended: Callable[[KVBridgeError], None],
+    ) -> None:
+        self.backend = backend
+        self.link = link
+        self.channel = channel
+        self.mover = backend.capabilities.mover
+        self.asked: dict[int, float] = {}
+        self._arrived = arrived
+        self._ended = ended
+        self._open: dict[int, Incoming] = {}
+        link.on_down(self._lost)
+
+    def received(self, message: Routed) -> None:
+        """Take a message of the sender."""
+        if isinstance(message, Offer):
+            incoming = Incoming(self, message, self.asked.pop(message.tag, None))
+            self._open[message.seq] = incoming
+            incoming.renew()
+            self._arrived(incoming)
+            return
+        if isinstance(message, End):
+            self._ended(EndOfPipeError(f"the peer closed {self.channel} and everything was delivered"))
+            return
+        known = self._open.get(getattr(message, "seq", -1))
+        if known is None:
+            return
+        if isinstance(message, Landed):
+            known.landed(message)
+        elif isinstance(message, Renewed):
+            known.renewed(message.valid)
+        elif isinstance(message, Withdrawn):
+            known.void(from_code(message.code, message.message))
+
+    def gone(self, incoming: Incoming) -> bool:
+        """Whether an offer has ended or its link is down."""
+        return not self.link.up or self._open.get(incoming.offered.seq) is not incoming
+
+    def forget(self, incoming: Incoming, *, taken: bool) -> None:
+        """End an offer and tell the sender."""
+        if self._open.get(incoming.offered.seq) is incoming:
+            del self._open[incoming.offered.seq]
+            self.link.send(Done(self.channel, incoming.offered.seq, taken))
+
+    def close(self, error: KVBridgeError) -> None:
+        """Decline or stop everything."""
+        for incoming in list(self._open.values()):
+            incoming.void(error)
+        self._ended(error)
+
+    def _lost(self, error: KVBridgeError) -> None:
+        for incoming in list(self._open.values()):
+            incoming.lost(error)

@@ -1,0 +1,90 @@
+"""`Link`: the control channel between this endpoint and one incarnation of one peer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvbridge.control.messages import Bye, encode
+from kvbridge.errors import KVBridgeError, PeerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvbridge.control.endpoint import Endpoint
+    from kvbridge.control.messages import Identity, Message, Routed
+
+
+class Link:
+    """One peer, from the handshake until the link goes down. All methods belong to the endpoint's thread.
+
+    A link that is down stays down; a new handshake makes a new link. Whoever needs the peer registers a route for
+    his channel and a callback for the end.
+
+    Args:
+        peer: The peer's identity, as agreed in the handshake.
+        endpoint: The endpoint that this link belongs to.
+        transmit: Sends one frame to the peer; never blocks.
+        now: Time of the handshake, by the endpoint's clock.
+    """
+
+    def __init__(self, peer: Identity, endpoint: Endpoint, transmit: Callable[[bytes], None], now: float) -> None:
+        self.peer = peer
+        self.endpoint = endpoint
+        self.heard = now
+        self.error: KVBridgeError | None = None
+        self._transmit = transmit
+        self._routes: dict[str, Callable[[Routed], None]] = {}
+        self._on_down: list[Callable[[KVBridgeError], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Link to {self.peer.name}: {self.error or 'up'}>"
+
+    @property
+    def up(self) -> bool:
+        """Whether messages can be exchanged."""
+        return self.error is None
+
+    def send(self, message: Message) -> None:
+        """Send a message. On a link that is down it is dropped: `on_down` has told already."""
+        if self.up:
+            self._transmit(encode(message))
+
+    def route(self, channel: str, handler: Callable[[Routed], None] | None) -> None:
+        """Give the messages of a channel to `handler`; None ends that."""
+        if handler is None:
+            self._routes.pop(channel, None)
+        else:
+            self._routes[channel] = handler
+
+    def handler(self, channel: str) -> Callable[[Routed], None] | None:
+        """Return the handler of a channel."""
+        return self._routes.get(channel)
+
+    def on_down(self, callback: Callable[[KVBridgeError], None]) -> None:
+        """Call `callback(error)` once when the link goes down; at once if it is down."""
+        if self.error is not None:
+            callback(self.error)
+        else:
+            self._on_down.append(callback)
+
+    def forget(self, callback: Callable[[KVBridgeError], None]) -> None:
+        """Take back an `on_down`."""
+        if callback in self._on_down:
+            self._on_down.remove(callback)
+
+    def down(self, error: KVBridgeError, *, tell: bool = False) -> None:
+        """Take the link down. Idempotent. With `tell` the peer hears of it."""
+        if not self.up:
+            return
+        if tell:
+            self.send(Bye(code=error.code, message=str(error)))
+        self.error = error
+        self._routes.clear()
+        callbacks, self._on_down = self._on_down, []
+        for callback in callbacks:
+            callback(error)
+
+
+def lost(name: str, why: str) -> PeerLostError:
+    """Make the error for a peer that is gone."""
+    return PeerLostError(f"lost the peer {name}: {why}")

@@ -1,0 +1,118 @@
+"""`Dial`: one attempt to reach a peer, from the first packet to the end of the link that came of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvbridge.control.handshake import refused_error
+from kvbridge.control.link import Link, lost
+from kvbridge.control.messages import PROTOCOL, Bye, Hello, Message, Pong, Refused, Welcome, encode
+from kvbridge.errors import HandshakeError, KVBridgeError, PeerLostError, StaleGenerationError
+
+if TYPE_CHECKING:
+    from kvbridge.control.endpoint import Endpoint
+    from kvbridge.control.sockets import Outbound, Sockets
+    from kvbridge.transfer import Transfer
+
+
+class Dial:
+    """Handshake with the peer at an address, then the owner of the link's socket.
+
+    Args:
+        endpoint: The endpoint that dials.
+        sockets: Its sockets.
+        address: The peer's address.
+        generation: The incarnation that is meant; 0 for any.
+        timeout: Seconds within which the peer has to answer.
+
+    Raises:
+        ConfigError: The address is not one.
+    """
+
+    def __init__(self, endpoint: Endpoint, sockets: Sockets, address: str, generation: int, timeout: float) -> None:
+        self.address = address
+        self.link: Link | None = None
+        self.error: KVBridgeError | None = None
+        self._endpoint = endpoint
+        self._sockets = sockets
+        self._generation = generation
+        self._waiting: list[Transfer[Link]] = []
+        self._socket: Outbound = sockets.connect(address, self)
+        self._socket.send(encode(Hello(PROTOCOL, endpoint.here)))
+        endpoint.after(
+            timeout, lambda: self._expire(f"nothing answered the handshake at {address} within {timeout:g} s")
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether this attempt or its link has ended."""
+        return self.error is not None
+
+    def ask(self, transfer: Transfer[Link]) -> None:
+        """Resolve `transfer` with the link once it is up, or fail it."""
+        if self.error is not None:
+            transfer.fail(self.error)
+        elif self.link is not None:
+            transfer.resolve(self.link)
+        else:
+            self._waiting.append(transfer)
+
+    def received(self, message: Message) -> Link | None:
+        """Take a message from the peer; return the link if the message is for its routes."""
+        if self.link is None:
+            if isinstance(message, Welcome):
+                self._welcomed(message)
+            elif isinstance(message, Refused):
+                self.end(refused_error(message, self.address))
+            elif isinstance(message, Bye):
+                self.end(lost(self.address, message.message or message.code))
+            return None
+        if isinstance(message, Bye):
+            self.end(lost(self.link.peer.name, f"it closed the link ({message.code} {message.message})"))
+            return None
+        if isinstance(message, Pong):
+            self.link.heard = self._sockets.now()
+            return None
+        return self.link
+
+    def disconnected(self) -> None:
+        """Take note that the peer's socket is gone or refused the connection."""
+        if self.link is None:
+            self.end(PeerLostError(f"nobody listens at {self.address}: the peer is not there or has died"))
+        else:
+            self.end(lost(self.link.peer.name, "its process closed the connection"))
+
+    def end(self, error: KVBridgeError, *, tell: bool = False) -> None:
+        """End the attempt or the link. Idempotent."""
+        if self.error is not None:
+            return
+        self.error = error
+        if self.link is not None:
+            self.link.down(error, tell=tell)
+        self._socket.close()
+        waiting, self._waiting = self._waiting, []
+        for transfer in waiting:
+            transfer.fail(error)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        peer = welcome.identity
+        if self._generation and peer.generation != self._generation:
+            self._socket.send(encode(Bye(StaleGenerationError.code)))
+            self.end(
+                StaleGenerationError(f"{peer.name} at {self.address} was restarted: what it held before is gone")
+            )
+            return
+        reason = self._endpoint.backend.accepts(peer.card)
+        if reason is not None:
+            self._socket.send(encode(Bye(HandshakeError.code, reason)))
+            self.end(HandshakeError(f"cannot work with {peer.name}: {reason}"))
+            return
+        self.link = Link(peer, self._endpoint, self._socket.send, self._sockets.now())
+        self._endpoint.came_up(self.link)
+        waiting, self._waiting = self._waiting, []
+        for transfer in waiting:
+            transfer.resolve(self.link)
+
+    def _expire(self, why: str) -> None:
+        if self.link is None:
+            self.end(PeerLostError(why))

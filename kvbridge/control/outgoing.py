@@ -1,0 +1,186 @@
+"""The sender's half of a rendezvous: offers of one channel to one peer, until each has ended.
+
+An offer ends when the receiver says `Done`, or when it has expired and nothing of ours still moves. Until then the
+source is untouchable: a receiver that is not heard of any more may still be reading.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbridge.abc.backend import MoveState
+from kvbridge.control.messages import Abort, Accept, Done, Landed, Offer, Renew, Renewed, Routed, Withdrawn
+from kvbridge.errors import KeyDroppedError, KVBridgeError, LeaseExpiredError, TransportError
+from kvbridge.transfer import cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvbridge.abc.backend import Held, Move, Transport
+    from kvbridge.control.link import Link
+    from kvbridge.memory import Spec
+
+
+@dataclass(eq=False)
+class _Outgoing:
+    """One offer."""
+
+    seq: int
+    held: Held
+    valid: float
+    expires: float
+    ended: Callable[[KVBridgeError | None], None]
+    move: Move | None = None
+    void: KVBridgeError | None = None
+    taken: bool = False
+
+
+class Outbox:
+    """Offers of one channel on one link. All methods belong to the endpoint's thread."""
+
+    def __init__(self, backend: Transport, link: Link, channel: str) -> None:
+        self._backend = backend
+        self._link = link
+        self._channel = channel
+        self._seqs = itertools.count()
+        self._offers: dict[int, _Outgoing] = {}
+        self._moves_here = backend.capabilities.mover != "consumer"
+
+    def offer(
+        self, held: Held, spec: Spec, tag: int, valid: float, ended: Callable[[KVBridgeError | None], None]
+    ) -> int:
+        """Offer a held payload.
+
+        Args:
+            held: The payload. It stays the caller's: he releases it when `ended` is called.
+            spec: What it is.
+            tag: A number for the receiver.
+            valid: Seconds for which the offer stands without being renewed.
+            ended: Called once with None when the receiver has the payload, else with the reason.
+
+        Returns:
+            The offer's sequence number.
+        """
+        seq = next(self._seqs)
+        outgoing = _Outgoing(seq, held, valid, time.monotonic() + valid, ended)
+        self._offers[seq] = outgoing
+        self._link.send(Offer(self._channel, seq, tag, spec, held.descriptor, valid))
+        self._link.endpoint.after(valid, lambda: self._check(outgoing))
+        return seq
+
+    def prepare(self, seq: int) -> None:
+        """Advance `Held.step` in the background until it is done; a failure withdraws the offer."""
+        outgoing = self._offers[seq]
+
+        def step() -> bool | None:
+            if outgoing.seq not in self._offers:
+                return None
+            try:
+                state = outgoing.held.step()
+            except KVBridgeError as error:
+                self._withdraw(outgoing, error)
+                return None
+            return None if state is MoveState.DONE else state is MoveState.AGAIN
+
+        if step() is not None:
+            self._link.endpoint.move(step)
+
+    def withdraw(self, seq: int, error: KVBridgeError | None = None) -> None:
+        """Take an offer back. It ends when the receiver agrees, or when it would have expired."""
+        outgoing = self._offers.get(seq)
+        if outgoing is not None:
+            self._withdraw(outgoing, error or cancelled(f"the offer {seq} on {self._channel}"))
+
+    def received(self, message: Routed) -> None:
+        """Take a message of the receiver."""
+        outgoing = self._offers.get(getattr(message, "seq", -1))
+        if outgoing is None:
+            return  # late news of an offer that has ended
+        if isinstance(message, Done):
+            self._done(outgoing, taken=message.taken)
+        elif isinstance(message, Renew):
+            if outgoing.void is None:
+                outgoing.expires = time.monotonic() + outgoing.valid
+                self._link.send(Renewed(self._channel, outgoing.seq, outgoing.valid))
+        elif isinstance(message, Accept):
+            self._accepted(outgoing, message.descriptor)
+        elif isinstance(message, Abort):
+            self._aborted(outgoing)
+
+    def _done(self, outgoing: _Outgoing, *, taken: bool) -> None:
+        if taken:
+            outgoing.taken = True
+        elif outgoing.void is None:
+            outgoing.void = KeyDroppedError(f"the receiver did not take what was offered on {self._channel}")
+        if outgoing.move is None:
+            self._finish(outgoing)
+        elif not taken:
+            outgoing.move.abort()  # ends the offer once nothing moves any more
+
+    def _accepted(self, outgoing: _Outgoing, descriptor: bytes) -> None:
+        if outgoing.move is not None or not self._moves_here:
+            return
+        try:
+            outgoing.move = outgoing.held.write(self._link, descriptor)
+        except KVBridgeError as error:
+            self._landed(outgoing, error)
+            return
+        self._link.endpoint.move(lambda: self._step(outgoing))
+
+    def _step(self, outgoing: _Outgoing) -> bool | None:
+        if outgoing.move is None:
+            return None
+        try:
+            state = outgoing.move.step()
+        except KVBridgeError as error:
+            self._landed(outgoing, error)
+            return None
+        except Exception as error:  # a backend's bug must end this transfer, visibly, not all of them
+            self._landed(outgoing, TransportError(f"the backend {self._backend.name!r} failed: {error!r}"))
+            return None
+        if state is MoveState.DONE:
+            self._landed(outgoing, None)
+            return None
+        return state is MoveState.AGAIN
+
+    def _landed(self, outgoing: _Outgoing, error: KVBridgeError | None) -> None:
+        outgoing.move = None
+        code, message = ("", "") if error is None else (error.code, str(error)[:4000])
+        self._link.send(Landed(self._channel, outgoing.seq, code, message))
+        if outgoing.taken or outgoing.void is not None or not self._link.up:
+            outgoing.void = outgoing.void or error or self._link.error
+            self._finish(outgoing)
+
+    def _aborted(self, outgoing: _Outgoing) -> None:
+        if outgoing.move is not None:
+            outgoing.move.abort()
+        else:
+            self._landed(outgoing, cancelled("the transfer"))
+
+    def _withdraw(self, outgoing: _Outgoing, error: KVBridgeError) -> None:
+        outgoing.void = outgoing.void or error
+        if outgoing.move is not None:
+            outgoing.move.abort()
+        self._link.send(Withdrawn(self._channel, outgoing.seq, error.code, str(error)[:4000]))
+
+    def _check(self, outgoing: _Outgoing) -> None:
+        if outgoing.seq not in self._offers:
+            return
+        remaining = outgoing.expires - time.monotonic()
+        if remaining > 0:
+            self._link.endpoint.after(remaining, lambda: self._check(outgoing))
+        elif outgoing.move is not None:
+            outgoing.move.abort()
+            self._link.endpoint.after(outgoing.valid, lambda: self._check(outgoing))
+        else:
+            expired = LeaseExpiredError(f"the receiver on {self._channel} was not heard of for {outgoing.valid:g} s")
+            self._link.send(Withdrawn(self._channel, outgoing.seq, expired.code, str(expired)))
+            outgoing.void = outgoing.void or self._link.error or expired
+            self._finish(outgoing)
+
+    def _finish(self, outgoing: _Outgoing) -> None:
+        if self._offers.pop(outgoing.seq, None) is not None:
+            outgoing.ended(None if outgoing.taken else outgoing.void)

@@ -1,0 +1,197 @@
+"""The ZeroMQ sockets of an endpoint: one bound ROUTER, one DEALER a dialled peer, and a way to wake the thread.
+
+Messages above the size limit are cut off by the socket before memory is taken for them. Sends never block: a peer
+that does not read loses messages and is then found dead by its silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kvbridge.control.messages import MAX_MESSAGE_BYTES, Message, encode
+from kvbridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvbridge.control.outbound import Dial
+
+MAX_FRAMES_PER_POLL = 64
+"""Frames read from one socket before the others have their turn."""
+
+MAX_QUEUED = 10_000
+"""Messages that may wait for one peer."""
+
+
+class Outbound:
+    """The socket of one dialled peer. Belongs to the endpoint's thread."""
+
+    def __init__(self, owner: Sockets, dealer: zmq.Socket[bytes], dial: Dial) -> None:
+        self._owner = owner
+        self.dealer: zmq.Socket[bytes] | None = dealer
+        self.dial = dial
+        self.monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame; dropped when the socket is closed or its queue is full."""
+        if self.dealer is not None:
+            with contextlib.suppress(zmq.Again):
+                self.dealer.send(frame, zmq.DONTWAIT)
+
+    def close(self) -> None:
+        """Close the socket. Idempotent. What was sent just before still goes out."""
+        dealer, self.dealer = self.dealer, None
+        if dealer is not None:
+            self._owner.forget(self, dealer)
+            dealer.disable_monitor()
+            dealer.close(linger=100)
+
+
+class Sockets:
+    """All sockets of an endpoint. After construction only `wake` may be called from another thread.
+
+    Args:
+        host: Address to bind.
+        port: Port to bind; 0 for an ephemeral one.
+
+    Raises:
+        ConfigError: The address cannot be bound.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._configure(self._router)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            self._router.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self._router.close(linger=0)
+            self._context.term()
+            raise ConfigError(
+                f"cannot bind the control port {host}:{port} ({error.strerror}): choose a free `port`, or 0 for an "
+                "ephemeral one, and a `host` that belongs to this machine"
+            ) from error
+        self.address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._outbound: dict[zmq.Socket[bytes], Outbound] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._woken.fileno(), zmq.POLLIN)
+
+    @staticmethod
+    def now() -> float:
+        """Time in seconds by the clock that all deadlines use."""
+        return time.monotonic()
+
+    def wake(self) -> None:
+        """Make `poll` return. Any thread."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def connect(self, address: str, dial: Dial) -> Outbound:
+        """Open a socket to a peer.
+
+        Raises:
+            ConfigError: The address is not one.
+        """
+        dealer = self._context.socket(zmq.DEALER)
+        self._configure(dealer)
+        try:
+            outbound = Outbound(self, dealer, dial)
+            dealer.connect(address)
+        except zmq.ZMQError as error:
+            dealer.close(linger=0)
+            raise ConfigError(f"{address!r} is not an address of the form tcp://host:port") from error
+        self._outbound[dealer] = outbound
+        self._outbound[outbound.monitor] = outbound
+        self._poller.register(dealer, zmq.POLLIN)
+        self._poller.register(outbound.monitor, zmq.POLLIN)
+        return outbound
+
+    def forget(self, outbound: Outbound, dealer: zmq.Socket[bytes]) -> None:
+        """Stop polling a peer's socket that is about to be closed."""
+        for watched in (dealer, outbound.monitor):
+            self._outbound.pop(watched, None)
+            self._poller.unregister(watched)
+
+    def sender(self, origin: bytes) -> Callable[[bytes], None]:
+        """Return a function that sends frames to a peer that dialled us."""
+
+        def send(frame: bytes) -> None:
+            with contextlib.suppress(zmq.ZMQError):  # gone or not reading: its silence tells
+                self._router.send_multipart([origin, frame], zmq.DONTWAIT)
+
+        return send
+
+    def reply(self, origin: bytes, message: Message) -> None:
+        """Send one message to a peer that dialled us."""
+        self.sender(origin)(encode(message))
+
+    def poll(self, timeout: float) -> list[tuple[bytes | Dial, bytes | None]]:
+        """Wait up to `timeout` seconds for frames.
+
+        Returns:
+            `(origin, frame)`: origin is a routing id, or the `Dial` of an outbound socket, for which the frame None
+            says that its connection is gone.
+        """
+        frames: list[tuple[bytes | Dial, bytes | None]] = []
+        for ready, _ in self._poller.poll(int(timeout * 1000 + 0.999)):
+            if ready == self._woken.fileno():
+                with contextlib.suppress(OSError):
+                    self._woken.recv(4096)
+            elif ready is self._router:
+                frames.extend(self._read_router())
+            elif ready in self._outbound:
+                frames.extend(self._read_outbound(self._outbound[ready], ready))
+        return frames
+
+    def close(self) -> None:
+        """Close everything. Idempotent. Call it when the thread has ended."""
+        for outbound in set(self._outbound.values()):
+            outbound.close()
+        self._router.close(linger=100)
+        self._waker.close()
+        self._woken.close()
+        self._context.destroy(linger=100)
+
+    def _read_router(self) -> list[tuple[bytes | Dial, bytes | None]]:
+        frames: list[tuple[bytes | Dial, bytes | None]] = []
+        for _ in range(MAX_FRAMES_PER_POLL):
+            try:
+                parts = self._router.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                break
+            frames.append((parts[0], parts[1] if len(parts) == 2 else b""))  # noqa: PLR2004 - origin and one frame
+        return frames
+
+    def _read_outbound(
+        self, outbound: Outbound, ready: zmq.Socket[bytes]
+    ) -> list[tuple[bytes | Dial, bytes | None]]:
+        frames: list[tuple[bytes | Dial, bytes | None]] = []
+        for _ in range(MAX_FRAMES_PER_POLL):
+            try:
+                parts = ready.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                break
+            if ready is outbound.monitor:
+                parse_monitor_message(parts)
+                frames.append((outbound.dial, None))
+            else:
+                frames.append((outbound.dial, parts[0] if len(parts) == 1 else b""))
+        return frames
+
+    @staticmethod
+    def _configure(sock: zmq.Socket[bytes]) -> None:
+        sock.setsockopt(zmq.LINGER, 100)
+        sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        sock.setsockopt(zmq.SNDHWM, MAX_QUEUED)
+        sock.setsockopt(zmq.RCVHWM, MAX_QUEUED)

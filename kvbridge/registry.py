@@ -1,0 +1,163 @@
+"""Finding backends: entry points of the group `kvbridge.backends`, the same door for everybody.
+
+Listing imports no backend. stevedore selects and loads one by name; its disk cache of entry points is bypassed,
+because it goes stale for two minutes after a reinstall and forgets which distribution an entry point is from.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvbridge.capabilities import Capabilities, Probe
+from kvbridge.config import convert, nearest
+from kvbridge.errors import BackendConflictError, BackendNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvbridge.abc import Backend
+
+GROUP = "kvbridge.backends"
+
+PROBE_TIMEOUT = 60.0
+"""Seconds that a backend's probe in a child process may take: importing a vendor's library can be slow."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An installed backend, not imported.
+
+    Attributes:
+        name: Its name.
+        target: `module:class`.
+        distribution: Name of the distribution that brings it.
+        version: Version of that distribution.
+    """
+
+    name: str
+    target: str
+    distribution: str
+    version: str
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """What a backend says of itself on this machine.
+
+    Attributes:
+        probe: Whether it works here, and why not.
+        capabilities: Flags and limits with the given options; None where it does not work.
+    """
+
+    probe: Probe
+    capabilities: Capabilities | None = None
+
+
+def _points() -> list[metadata.EntryPoint]:
+    """Read entry points; one distribution that is found twice on the path counts once."""
+    seen: dict[tuple[str, str, str], metadata.EntryPoint] = {}
+    for point in metadata.entry_points(group=GROUP):
+        seen.setdefault((point.name, point.value, point.dist.name if point.dist else ""), point)
+    return list(seen.values())
+
+
+def list_backends() -> list[Entry]:
+    """List installed backends by name, without importing any."""
+    return sorted(
+        (
+            Entry(
+                point.name,
+                point.value,
+                point.dist.name if point.dist else "(unknown)",
+                point.dist.version if point.dist else "",
+            )
+            for point in _points()
+        ),
+        key=lambda entry: (entry.name, entry.distribution),
+    )
+
+
+def find_backend(name: str) -> Entry:
+    """Find one backend.
+
+    Raises:
+        BackendNotFoundError: There is none; the message has the nearest name and all that are installed.
+        BackendConflictError: Two distributions bring it; the message names both.
+    """
+    entries = list_backends()
+    found = [entry for entry in entries if entry.name == name]
+    if not found:
+        known = {entry.name for entry in entries}
+        raise BackendNotFoundError(
+            f"no installed package brings a backend {name!r}; {nearest(name, known)}. Install the package that does"
+        )
+    if len(found) > 1:
+        both = " and ".join(f"{entry.distribution} {entry.version} ({entry.target})" for entry in found)
+        raise BackendConflictError(f"the backend {name!r} comes from {both}: uninstall one of them")
+    return found[0]
+
+
+def load_backend(name: str) -> type[Backend[Any]]:
+    """Import the class of one backend.
+
+    Raises:
+        BackendNotFoundError, BackendConflictError: See `find_backend`; also if it cannot be imported (the original
+            error is the cause) or is not a backend.
+    """
+    from stevedore.driver import DriverManager  # noqa: PLC0415 - not needed for listing
+
+    from kvbridge.abc import Backend  # noqa: PLC0415 - likewise
+
+    entry = find_backend(name)
+
+    class Manager(DriverManager):  # type: ignore[misc, unused-ignore]
+        """Selects by name, without the disk cache."""
+
+        def list_entry_points(self) -> list[metadata.EntryPoint]:
+            return _points()
+
+    where = f"the backend {name!r} of {entry.distribution} {entry.version} ({entry.target})"
+    try:
+        cls = Manager(GROUP, name, invoke_on_load=False, warn_on_missing_entrypoint=False).driver
+    except Exception as error:  # whatever a plugin raises while it is imported
+        raise BackendConflictError(f"{where} cannot be imported: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        raise BackendConflictError(f"{where} is {cls!r}, expected a subclass of kvbridge.abc.Backend")
+    if getattr(cls, "name", None) != name:
+        raise BackendConflictError(f"{where} calls itself {getattr(cls, 'name', None)!r}: the names must be equal")
+    return cls
+
+
+def create_backend(name: str, options: Mapping[str, Any], path: str = "options") -> Backend[Any]:
+    """Make a backend from its name and raw options.
+
+    Raises:
+        ConfigError: The options are not usable.
+        BackendUnavailableError: It cannot work here.
+        KVBridgeError: See `load_backend`.
+    """
+    cls = load_backend(name)
+    return cls(convert(cls.Options, options, path))
+
+
+def probe_backend(name: str, options: Mapping[str, Any] | None = None) -> Probed:
+    """Probe a backend in a child process, so that nothing of it is imported here and a crash is only a finding."""
+    command = [sys.executable, "-m", "kvbridge.cli.probe", name, json.dumps(dict(options or {}))]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter and module
+            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Probed(Probe(ok=False, reason=f"its probe did not end within {PROBE_TIMEOUT:g} s"))
+    last = done.stdout.strip().splitlines()[-1:] or [""]
+    try:
+        return msgspec.json.decode(last[0], type=Probed)
+    except msgspec.DecodeError:
+        tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+        return Probed(Probe(ok=False, reason=f"its probe ended with code {done.returncode}: {tail[0]}"))

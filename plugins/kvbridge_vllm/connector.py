@@ -1,0 +1,227 @@
+"""`KVBridgeConnector`: the one vLLM connector. A facade over the two sides; no hook raises into the engine.
+
+    --kv-transfer-config '{"kv_connector": "KVBridgeConnector", "kv_role": "kv_producer",
+                           "kv_connector_extra_config": {"backend": "cpu"}}'
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+)
+
+from kvbridge.abc.connector import Outcome
+from kvbridge.config import connector_config
+from kvbridge.connector.handoff_worker import HandoffWorker
+from kvbridge.connector.plan import Plan, Report
+from kvbridge_vllm import share_logging
+from kvbridge_vllm.metrics import KVBridgePromMetrics, KVBridgeStats
+from kvbridge_vllm.scheduler import SchedulerSide
+from kvbridge_vllm.worker import WorkerSide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def never_raises(default: Callable[[], Any] = lambda: None) -> Callable[[F], F]:
+    """Make a hook safe: an exception in one would end the engine for all requests. It is logged and counted."""
+
+    def wrap(hook: F) -> F:
+        @functools.wraps(hook)
+        def safe(self: KVBridgeConnector, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return hook(self, *args, **kwargs)
+            except Exception:
+                self.hook_errors += 1
+                logger.exception("an internal error in %s: the request goes on without kvbridge", hook.__name__)
+                return default()
+
+        return safe  # type: ignore[return-value]
+
+    return wrap
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """What the scheduler's instance sends to the workers' in one step."""
+
+    plan: Plan
+
+
+@dataclass
+class StepReport(KVConnectorWorkerMetadata):
+    """What the workers' instances send back."""
+
+    report: Report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Add another rank's report."""
+        if isinstance(other, StepReport):
+            self.report.merge(other.report)
+        return self
+
+
+@dataclass
+class RankAddress(KVConnectorHandshakeMetadata):
+    """Where one rank can be reached."""
+
+    address: str
+    generation: int
+
+
+class KVBridgeConnector(KVConnectorBase_V1):
+    """Hands KV over between engines by the backend that the configuration names."""
+
+    worker_half: type[HandoffWorker] = HandoffWorker
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        share_logging()
+        self.hook_errors = 0
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        config = connector_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(config, vllm_config, kv_cache_config)
+        else:
+            self._worker = WorkerSide(config, vllm_config, kv_cache_config, self.worker_half)
+
+    # -- scheduler --------------------------------------------------------------------------------------------
+
+    @never_raises(lambda: (0, False))
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Say how many tokens beyond the local ones can be loaded; always asynchronously."""
+        if self._scheduler is None:
+            return 0, False
+        return self._scheduler.matched(request, num_computed_tokens)
+
+    @never_raises()
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Order the load."""
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    @never_raises(lambda: StepMetadata(Plan()))
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Return this step's plan for the workers."""
+        del scheduler_output
+        return StepMetadata(self._scheduler.plan() if self._scheduler is not None else Plan())
+
+    @never_raises()
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take in what the workers report."""
+        if self._scheduler is not None:
+            meta = connector_output.kv_connector_worker_meta
+            self._scheduler.output(
+                meta.report if isinstance(meta, StepReport) else None,
+                connector_output.finished_recving or set(),
+                connector_output.failed_recving or set(),
+            )
+
+    @never_raises(lambda: (False, None))
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Hand the blocks of a prefilled request over; forget or cancel a decode request's load."""
+        if self._scheduler is None:
+            return False, None
+        return self._scheduler.finished(request, block_ids)
+
+    def has_pending_push_work(self) -> bool:
+        """Keep the engine stepping while the workers have orders to hear."""
+        return self._scheduler is not None and not self._scheduler.half.idle
+
+    @never_raises()
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Learn where the workers can be reached."""
+        if self._scheduler is not None:
+            ranks = {tp: found for (_, tp), found in metadata.items() if isinstance(found, RankAddress)}
+            self._scheduler.set_directory({tp: (found.address, found.generation) for tp, found in ranks.items()})
+
+    # -- worker -----------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Take the cache. A refusal ends the start of the engine, with its reason."""
+        if self._worker is not None:
+            self._worker.register(kv_caches)
+
+    @never_raises()
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Tell the scheduler's instance where this rank can be reached."""
+        directory = self._worker.directory() if self._worker is not None else None
+        return RankAddress(*directory) if directory is not None else None
+
+    @never_raises()
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Start this step's orders. Never blocks; the context is not used, it is None on steps without a forward."""
+        del forward_context, kwargs
+        metadata = self._connector_metadata
+        if self._worker is not None and isinstance(metadata, StepMetadata):
+            self._worker.begin(metadata.plan)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: loads are asynchronous and whole."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing to save by layer: a request's blocks are handed over when it has finished."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for: the engine keeps the blocks until they were handed over."""
+
+    @never_raises(KVConnectorTransferResults)
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Report what has ended, each request once."""
+        del finished_req_ids
+        outcome = (self._worker.poll() if self._worker is not None else None) or Outcome()
+        return KVConnectorTransferResults(
+            finished_sending=outcome.sent, finished_recving=outcome.received, failed_recving=outcome.failed
+        )
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Report what has ended, for engines that do not ask `get_transfer_results`."""
+        results = self.get_transfer_results(finished_req_ids)
+        return results.finished_sending or None, results.finished_recving or None
+
+    @never_raises()
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Report the outcome of claims."""
+        report = self._worker.report() if self._worker is not None else None
+        return StepReport(report) if report is not None else None
+
+    # -- both -------------------------------------------------------------------------------------------------
+
+    @never_raises()
+    def get_kv_connector_stats(self) -> KVBridgeStats | None:
+        """Return what changed in the counters."""
+        side = self._scheduler or self._worker
+        return side.stats() if side is not None else None
+
+    @never_raises()
+    def shutdown(self) -> None:
+        """Release everything. Idempotent, bounded."""
+        if self._worker is not None:
+            self._worker.close()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVBridgeStats:
+        """Rebuild stats in the front end."""
+        return KVBridgeStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> KVBridgePromMetrics:
+        """Create the metrics of `/metrics`."""
+        return KVBridgePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
