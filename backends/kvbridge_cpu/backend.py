@@ -126,8 +126,11 @@ class CpuBackend(Transport[CpuOptions]):
         memory = self._peers.get(link)
         if memory is None:
             memory = self._peers[link] = open_peer(_card(link.peer.card))
-            link.on_down(lambda _: self._peers.pop(link, None))
+            link.on_down(lambda _: self._forget(link))
         return FollowedValue(memory, descriptor, spec, out, skip)
+
+    def _forget(self, link: Link) -> None:
+        self._peers.pop(link, None)
 
     def close(self) -> None:
         """Give the pool back to the system. Idempotent."""

@@ -1,5 +1,7 @@
-"""The contracts. A backend author reads `backend.py`; who moves values reads `pipe.py` and `buffer.py`; who drives an
-engine reads `connector.py`.
+"""The contracts.
+
+A backend author reads `backend.py`; who moves values reads `pipe.py` and `buffer.py`; who drives an engine reads
+`connector.py`.
 """
 
 from kvbridge.abc.backend import Backend, Held, Landing, Move, MoveState, Store, Transport

@@ -98,6 +98,7 @@ class Held(ABC):
             link: The consumer.
             accepted: The `descriptor` of the consumer's `Landing`.
         """
+        del link, accepted
         raise UnsupportedError(f"{type(self).__name__} does not write: its mover is the consumer", flag="mover")
 
     @abstractmethod

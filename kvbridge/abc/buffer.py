@@ -88,9 +88,7 @@ class LookupBuffer(ABC):
         """
 
     @abstractmethod
-    def claim(
-        self, key: Key, *, digest: bytes = b"", take: bool = True, timeout: float = 0.0
-    ) -> Transfer[Claim]:
+    def claim(self, key: Key, *, digest: bytes = b"", take: bool = True, timeout: float = 0.0) -> Transfer[Claim]:
         """Ask the producer to hold a value for you, before you have memory for it.
 
         Args:

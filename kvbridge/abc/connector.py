@@ -64,7 +64,7 @@ class SchedulerHalf(ABC, Generic[P, R]):
 
     @abstractmethod
     def allocated(self, request: RequestView, block_ids: Sequence[int], local_tokens: int, tokens: int) -> None:
-        """Take note that `block_ids` hold the request and that `tokens` of it, after `local_tokens`, are to be loaded."""
+        """Take note that `block_ids` hold the request, and that `tokens` after `local_tokens` are to be loaded."""
 
     @abstractmethod
     def finished(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.buffer import Claim
 from kvbridge.control.incoming import Inbox
@@ -55,21 +54,70 @@ class PipeClaim(Claim):
             return  # the endpoint is closed: the producer was told
 
 
-@dataclass(eq=False)
 class _Question:
-    """A question in flight."""
+    """A question in flight: it is answered once, or fails once."""
 
-    xid: int
-    link: Link | None
-    answered: Callable[[object], None]
-    failed: Callable[[KVBridgeError], None]
-    decline: bool = False
+    def __init__(
+        self,
+        seeker: Seeker,
+        what: str,
+        send: Callable[[Link, int], None],
+        answered: Callable[[Any], None],
+        failed: Callable[[KVBridgeError], None],
+    ) -> None:
+        self.xid = seeker.number()
+        self.link: Link | None = None
+        self._seeker = seeker
+        self._what = what
+        self._send = send
+        self._answered = answered
+        self._failed = failed
+
+    def linked(self, dialled: Transfer[Link]) -> None:
+        """Put the question to its producer, now that there is a link to him."""
+        if dialled.error is not None:
+            self.fail(dialled.error)
+        elif self._seeker.asking(self):
+            self.link = dialled.result()
+            self.link.on_down(self.fail)
+            self._seeker.inbox(self.link)
+            self._send(self.link, self.xid)
+
+    def answer(self, value: object) -> None:
+        """Take the answer."""
+        if self._end():
+            self._answered(value)
+
+    def fail(self, error: KVBridgeError) -> None:
+        """Take the reason for which there is none."""
+        if self._end():
+            self._failed(error)
+
+    def give_up(self, error: KVBridgeError) -> None:
+        """Take the question back."""
+        if self._seeker.asking(self):
+            if self.link is not None:
+                self._seeker.cancel(self.link, self.xid)
+            self.fail(error)
+
+    def give_up_late(self, timeout: float) -> None:
+        """Take the question back because its time is over."""
+        self.give_up(TransferTimeoutError(f"{self._what}: no answer within {timeout:g} s"))
+
+    def cancel(self) -> None:
+        """Take the question back because nobody wants to know."""
+        self.give_up(cancelled(self._what))
+
+    def _end(self) -> bool:
+        if self.link is not None:
+            self.link.forget(self.fail)
+        return self._seeker.ended(self)
 
 
 class Seeker:
     """Questions to producers. All methods belong to the endpoint's thread."""
 
-    def __init__(self, backend: Transport, endpoint: Endpoint, channel: str, timeout: float) -> None:
+    def __init__(self, backend: Transport[Any], endpoint: Endpoint, channel: str, timeout: float) -> None:
         self._backend = backend
         self._endpoint = endpoint
         self._channel = channel
@@ -84,25 +132,26 @@ class Seeker:
         """Ask for a claim. Returns what cancels the question."""
 
         def send(link: Link, xid: int) -> None:
-            self._inboxes[link].asked[xid] = time.monotonic()
+            self.inbox(link).asked[xid] = time.monotonic()
             link.send(Select(self._channel, xid, key.id, digest, take, timeout))
 
-        def answered(value: object) -> None:
-            transfer.resolve(PipeClaim(value, self._timeout))  # type: ignore[arg-type]
+        def answered(incoming: Incoming) -> None:
+            transfer.resolve(PipeClaim(incoming, self._timeout))
 
-        return self._ask(key, timeout + ANSWER_GRACE, f"asking for {key.id!r}", send, answered, transfer.fail)
+        what = f"asking {key.home or 'here'} for {key.id!r}"
+        question = _Question(self, what, send, answered, transfer.fail)
+        self._ask(question, key, timeout + ANSWER_GRACE)
+        return question.cancel
 
     def contains(self, keys: list[Key], timeout: float, transfer: Transfer[list[bool]]) -> None:
         """Ask which keys are at their common home."""
         ids = tuple(key.id for key in keys)
-        self._ask(
-            keys[0],
-            timeout,
-            "asking which keys exist",
-            lambda link, xid: link.send(Ask(self._channel, xid, ids)),
-            lambda value: transfer.resolve(list(value)),  # type: ignore[call-overload]
-            transfer.fail,
-        )
+
+        def send(link: Link, xid: int) -> None:
+            link.send(Ask(self._channel, xid, ids))
+
+        question = _Question(self, transfer.what, send, lambda present: transfer.resolve(list(present)), transfer.fail)
+        self._ask(question, keys[0], timeout)
 
     def drop(self, keys: list[Key]) -> None:
         """Tell the home of these keys that nobody wants them."""
@@ -117,82 +166,60 @@ class Seeker:
         if isinstance(message, Miss):
             question = self._questions.get(message.xid)
             if question is not None and question.link is link:
-                question.failed(from_code(message.code, message.message))
+                question.fail(from_code(message.code, message.message))
         elif isinstance(message, Answer):
             question = self._questions.get(message.xid)
             if question is not None and question.link is link:
-                question.answered(message.present)
+                question.answer(message.present)
         else:
-            self._inbox(link).received(message)
+            self.inbox(link).received(message)
 
     def close(self, error: KVBridgeError) -> None:
         """Fail every question and stop every transfer."""
         for question in list(self._questions.values()):
-            question.failed(error)
+            question.fail(error)
         for inbox in list(self._inboxes.values()):
             inbox.close(error)
 
-    # -- inside -----------------------------------------------------------------------------------------------
+    # -- for questions ----------------------------------------------------------------------------------------
 
-    def _ask(
-        self,
-        key: Key,
-        timeout: float,
-        what: str,
-        send: Callable[[Link, int], None],
-        answered: Callable[[object], None],
-        failed: Callable[[KVBridgeError], None],
-    ) -> Callable[[], None]:
-        xid = next(self._xids)
+    def number(self) -> int:
+        """Return a number for a new question."""
+        return next(self._xids)
 
-        def end() -> bool:
-            return self._questions.pop(xid, None) is not None
+    def asking(self, question: _Question) -> bool:
+        """Whether a question is open."""
+        return question.xid in self._questions
 
-        def on_answer(value: object) -> None:
-            if end():
-                answered(value)
+    def ended(self, question: _Question) -> bool:
+        """Close a question. Returns whether it was open."""
+        return self._questions.pop(question.xid, None) is not None
 
-        def on_failure(error: KVBridgeError) -> None:
-            if end():
-                if question.link is not None:
-                    question.link.forget(on_failure)
-                failed(error)
+    def cancel(self, link: Link, xid: int) -> None:
+        """Tell a producer to forget a question."""
+        link.send(Cancel(self._channel, xid))
 
-        question = _Question(xid, None, on_answer, on_failure)
-        self._questions[xid] = question
+    def _ask(self, question: _Question, key: Key, timeout: float) -> None:
+        self._questions[question.xid] = question
+        self._endpoint.after(timeout, lambda: question.give_up_late(timeout))
+        self._endpoint.dial(key.home or self._endpoint.address, key.generation).on_done(question.linked)
 
-        def on_link(dialled: Transfer[Link]) -> None:
-            if dialled.error is not None:
-                on_failure(dialled.error)
-            elif xid in self._questions:
-                question.link = dialled.result()
-                question.link.on_down(on_failure)
-                self._inbox(question.link)
-                send(question.link, xid)
-
-        def give_up(error: KVBridgeError) -> None:
-            if xid in self._questions:
-                if question.link is not None:
-                    question.link.send(Cancel(self._channel, xid))
-                on_failure(error)
-
-        late = TransferTimeoutError(f"{what} at {key.home or self._endpoint.address}: no answer within {timeout:g} s")
-        self._endpoint.after(timeout, lambda: give_up(late))
-        self._endpoint.dial(key.home or self._endpoint.address, key.generation).on_done(on_link)
-        return lambda: give_up(cancelled(what))
-
-    def _inbox(self, link: Link) -> Inbox:
+    def inbox(self, link: Link) -> Inbox:
+        """Return the offers of a producer to us."""
         inbox = self._inboxes.get(link)
         if inbox is None:
             inbox = Inbox(self._backend, link, self._channel, self._arrived, lambda _: None)
             self._inboxes[link] = inbox
             link.route(self._channel, lambda message: self.received(link, message))
-            link.on_down(lambda _: self._inboxes.pop(link, None))
+            link.on_down(lambda _: self._forget(link))
         return inbox
+
+    def _forget(self, link: Link) -> None:
+        self._inboxes.pop(link, None)
 
     def _arrived(self, incoming: Incoming) -> None:
         question = self._questions.get(incoming.offered.tag)
         if question is None:
             incoming.decline()
         else:
-            question.answered(incoming)
+            question.answer(incoming)

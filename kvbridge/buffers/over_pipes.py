@@ -5,7 +5,7 @@ Under it runs the same rendezvous as under a pipe: the answer to a `Select` is a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.buffers.consumer import Seeker
@@ -41,7 +41,7 @@ class PipeBuffer(LookupBuffer):
         timeout: Default deadline of a question or transfer in seconds.
     """
 
-    def __init__(self, backend: Transport, endpoint: Endpoint, *, lease: float, timeout: float) -> None:
+    def __init__(self, backend: Transport[Any], endpoint: Endpoint, *, lease: float, timeout: float) -> None:
         self._endpoint = endpoint
         self._lease = lease
         self._timeout = timeout
@@ -62,15 +62,15 @@ class PipeBuffer(LookupBuffer):
 
         return self._start(transfer, insert)
 
-    def claim(
-        self, key: Key, *, digest: bytes = b"", take: bool = True, timeout: float = 0.0
-    ) -> Transfer[Claim]:
+    def claim(self, key: Key, *, digest: bytes = b"", take: bool = True, timeout: float = 0.0) -> Transfer[Claim]:
         """Ask the producer to hold a value. See `LookupBuffer.claim`."""
         cancels: list[Callable[[], None]] = []
-        transfer: Transfer[Claim] = Transfer(
-            f"claiming {key.id!r}",
-            lambda: self._endpoint.call_soon(lambda: [cancel() for cancel in cancels] and None),
-        )
+
+        def cancel() -> None:
+            for call in cancels:
+                call()
+
+        transfer: Transfer[Claim] = Transfer(f"claiming {key.id!r}", lambda: self._endpoint.call_soon(cancel))
 
         def claim() -> None:
             limit = timeout or self._timeout
@@ -99,9 +99,7 @@ class PipeBuffer(LookupBuffer):
                 ConfigError(f"ask for 1 to {MAX_KEYS} keys of one home at a time; found {len(keys)} of {len(homes)}")
             )
             return transfer
-        return self._start(
-            transfer, lambda: self._seeker.contains(list(keys), timeout or self._timeout, transfer)
-        )
+        return self._start(transfer, lambda: self._seeker.contains(list(keys), timeout or self._timeout, transfer))
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Give up values. See `LookupBuffer.drop`."""
@@ -162,10 +160,11 @@ class PipeBuffer(LookupBuffer):
             transfer.fail(error)
         return transfer
 
-    def _fill(self, claim: Transfer[Claim], out: Payload, skip: int) -> Transfer[None]:
+    @staticmethod
+    def _fill(claim: Transfer[Claim], out: Payload, skip: int) -> Transfer[None]:
         """Chain the two halves of a select."""
-        parts: list[Transfer[Claim] | Transfer[None]] = [claim]
-        transfer: Transfer[None] = Transfer(claim.what, lambda: parts[-1].cancel())
+        cancel: list[Callable[[], None]] = [claim.cancel]
+        transfer: Transfer[None] = Transfer(claim.what, lambda: cancel[-1]())  # noqa: PLW0108 - the last one at that time
 
         def filled(done: Transfer[None]) -> None:
             if done.error is None:
@@ -180,7 +179,7 @@ class PipeBuffer(LookupBuffer):
             fill = done.result().fill(out, skip)
             if fill.error is not None:  # the destination does not fit: the producer has its memory back at once
                 done.result().release()
-            parts.append(fill)
+            cancel.append(fill.cancel)
             fill.on_done(filled)
 
         claim.on_done(claimed)

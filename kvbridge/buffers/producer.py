@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.backend import MoveState
 from kvbridge.buffers.tombstones import Tombstones
@@ -62,7 +62,7 @@ class _Waiting:
 class Shelf:
     """Values by key. All methods belong to the endpoint's thread."""
 
-    def __init__(self, backend: Transport, endpoint: Endpoint, channel: str) -> None:
+    def __init__(self, backend: Transport[Any], endpoint: Endpoint, channel: str) -> None:
         self.counters: Counter[str] = Counter()
         self._backend = backend
         self._endpoint = endpoint
@@ -216,7 +216,9 @@ class Shelf:
         if select.digest != entry.digest:
             self.counters["refused_binding"] += 1
             self._miss(
-                link, select, BindingMismatchError(f"the value of {entry.key!r} is KV of something else than asked for")
+                link,
+                select,
+                BindingMismatchError(f"the value of {entry.key!r} is KV of something else than asked for"),
             )
             return
         if entry.reserved:

@@ -264,9 +264,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
             addresses=self._addresses,
             generations=self._generations,
         )
-        return response_params(
-            handoff, engine_id=self._settings.engine_id, request_id=request.id, block_ids=block_ids
-        )
+        return response_params(handoff, engine_id=self._settings.engine_id, request_id=request.id, block_ids=block_ids)
 
     def _drop_unused(self, request: RequestView) -> None:
         """Tell the prefill engine that a request was given up before it was ever scheduled."""

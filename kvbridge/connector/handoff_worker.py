@@ -48,7 +48,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         self, buffer: LookupBuffer, layout: CacheLayout, *, rank: int, claim_timeout: float, lease: float
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {"load": 0.0, "save": 0.0}
         self._buffer = buffer
         self._layout = layout
         self._rank = rank
@@ -104,8 +104,10 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
 
     def close(self) -> None:
         """Cancel everything. Idempotent."""
-        for transfer in (*self._claims.values(), *(load.transfer for load in self._loads.values())):
-            transfer.cancel()
+        for claim in self._claims.values():
+            claim.cancel()
+        for load in self._loads.values():
+            load.transfer.cancel()
         self._buffer.close()
 
     def loaded(self, request_id: str, pages: Pages) -> None:
@@ -184,9 +186,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
             self.seconds["save"] += time.monotonic() - started
         else:
             self.counters["failed_saves"] += 1
-            logger.warning(
-                "rank %d could not hand over the KV of request %s: %s", self._rank, request_id, saved.error
-            )
+            logger.warning("rank %d could not hand over the KV of request %s: %s", self._rank, request_id, saved.error)
 
     def _pages(self, block_ids: Sequence[int]) -> Pages:
         if 0 in block_ids:

@@ -94,9 +94,7 @@ def parse_handoff(params: Mapping[str, Any]) -> Handoff:
     return handoff
 
 
-def response_params(
-    handoff: Handoff, *, engine_id: str, request_id: str, block_ids: list[int]
-) -> dict[str, Any]:
+def response_params(handoff: Handoff, *, engine_id: str, request_id: str, block_ids: list[int]) -> dict[str, Any]:
     """Build the params of a prefill response, in the convention of vLLM's NIXL connector."""
     host, _, port = handoff.addresses[0].removeprefix("tcp://").rpartition(":")
     return {

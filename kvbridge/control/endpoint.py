@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter, deque
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -77,7 +77,7 @@ class Endpoint:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Backend[Any],
         *,
         name: str = "",
         fingerprint: dict[str, str] | None = None,
@@ -220,10 +220,7 @@ class Endpoint:
             self.counters["malformed_messages"] += 1
             logger.warning("dropped %d bytes that are no message: %s", len(frame or b""), error)
             return
-        if isinstance(origin, Dial):
-            link = origin.received(message)
-        else:
-            link = self._inbound_message(origin, message)
+        link = origin.received(message) if isinstance(origin, Dial) else self._inbound_message(origin, message)
         if link is not None:
             link.heard = time.monotonic()
             self._route(link, message)

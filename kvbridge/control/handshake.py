@@ -40,7 +40,8 @@ def refusal(hello: Hello, here: Identity, accepts: Callable[[bytes], str | None]
             (("protocol", str(PROTOCOL), str(hello.protocol)),),
         )
     found = differences(
-        {**here.fingerprint, "backend": here.backend}, {**hello.identity.fingerprint, "backend": hello.identity.backend}
+        {**here.fingerprint, "backend": here.backend},
+        {**hello.identity.fingerprint, "backend": hello.identity.backend},
     )
     if found:
         return Refused(HandshakeError.code, "the peers' KV cannot be exchanged", found)

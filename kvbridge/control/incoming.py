@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.backend import MoveState
 from kvbridge.abc.pipe import Offered
-from kvbridge.control.messages import Abort, Accept, Done, End, Landed, Offer, Renew, Renewed, Routed, Withdrawn
+from kvbridge.control.messages import (
+    Abort,
+    Accept,
+    Done,
+    End,
+    Landed,
+    Offer,
+    Renew,
+    Renewed,
+    Routed,
+    Withdrawn,
+)
 from kvbridge.errors import (
     BusyError,
     EndOfPipeError,
@@ -157,6 +168,10 @@ class Incoming:
         if state is not MoveState.DONE:
             return state is MoveState.AGAIN
         self._complete = True
+        return self._validate()
+
+    def _validate(self) -> bool | None:
+        """All bytes were read: they count if the sender's promise covers this moment."""
         if self.error is not None or time.monotonic() < self._valid_until:
             self._close(self.error)
             return None
@@ -197,7 +212,7 @@ class Inbox:
 
     def __init__(
         self,
-        backend: Transport,
+        backend: Transport[Any],
         link: Link,
         channel: str,
         arrived: Callable[[Incoming], None],

@@ -98,9 +98,7 @@ class Dial:
         peer = welcome.identity
         if self._generation and peer.generation != self._generation:
             self._socket.send(encode(Bye(StaleGenerationError.code)))
-            self.end(
-                StaleGenerationError(f"{peer.name} at {self.address} was restarted: what it held before is gone")
-            )
+            self.end(StaleGenerationError(f"{peer.name} at {self.address} was restarted: what it held before is gone"))
             return
         reason = self._endpoint.backend.accepts(peer.card)
         if reason is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.backend import MoveState
 from kvbridge.control.messages import Abort, Accept, Done, Landed, Offer, Renew, Renewed, Routed, Withdrawn
@@ -41,7 +41,7 @@ class _Outgoing:
 class Outbox:
     """Offers of one channel on one link. All methods belong to the endpoint's thread."""
 
-    def __init__(self, backend: Transport, link: Link, channel: str) -> None:
+    def __init__(self, backend: Transport[Any], link: Link, channel: str) -> None:
         self._backend = backend
         self._link = link
         self._channel = channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.pipe import Offered, RecvPipe, SendPipe
 from kvbridge.control.incoming import Inbox, Incoming
@@ -26,7 +26,7 @@ VALID = 10.0
 class RendezvousSender(SendPipe):
     """Sending end over a link."""
 
-    def __init__(self, backend: Transport, link: Link, channel: str) -> None:
+    def __init__(self, backend: Transport[Any], link: Link, channel: str) -> None:
         super().__init__()
         self._backend = backend
         self._link = link
@@ -95,7 +95,7 @@ class RendezvousSender(SendPipe):
 class RendezvousReceiver(RecvPipe):
     """Receiving end over a link."""
 
-    def __init__(self, backend: Transport, link: Link, channel: str) -> None:
+    def __init__(self, backend: Transport[Any], link: Link, channel: str) -> None:
         super().__init__()
         self._link = link
         self._channel = f"pipe:{channel}"
@@ -108,9 +108,7 @@ class RendezvousReceiver(RecvPipe):
 
     def _connect(self) -> None:
         self._link.route(self._channel, self._inbox.received)
-        self._link.on_down(
-            lambda error: self._ended(PipeBrokenError(f"the pipe {self._channel} is broken: {error}"))
-        )
+        self._link.on_down(lambda error: self._ended(PipeBrokenError(f"the pipe {self._channel} is broken: {error}")))
 
     def _arrived(self, incoming: Incoming) -> None:
         with self._changed:
@@ -159,4 +157,3 @@ class RendezvousReceiver(RecvPipe):
             )
         except KVBridgeError:
             self._end = ClosedError(f"the pipe {self._channel} was closed")
-

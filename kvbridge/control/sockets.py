@@ -173,9 +173,7 @@ class Sockets:
             frames.append((parts[0], parts[1] if len(parts) == 2 else b""))  # noqa: PLR2004 - origin and one frame
         return frames
 
-    def _read_outbound(
-        self, outbound: Outbound, ready: zmq.Socket[bytes]
-    ) -> list[tuple[bytes | Dial, bytes | None]]:
+    def _read_outbound(self, outbound: Outbound, ready: zmq.Socket[bytes]) -> list[tuple[bytes | Dial, bytes | None]]:
         frames: list[tuple[bytes | Dial, bytes | None]] = []
         for _ in range(MAX_FRAMES_PER_POLL):
             try:

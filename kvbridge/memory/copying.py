@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvbridge.memory.payload import Payload
-    from kvbridge.memory.region import Region
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One bounded step of a copy: packed bytes `[start, start + nbytes)` of the value.
+    """One bounded step of a copy: packed bytes `[start, start + nbytes)` of the value; rows and ids, or flat.
 
     Attributes:
         start: Offset in the packed value, in bytes.
@@ -45,17 +44,20 @@ class Slice:
     def gather(self, packed: NDArray[np.uint8]) -> None:
         """Copy this slice from the payload into the packed value."""
         target = packed[self.start : self.start + self.nbytes]
-        if self.rows is None or self.ids is None:
+        if self.flat is not None:
             target[:] = self.flat
+            return
+        if self.rows is None or self.ids is None:
             return
         _gather_rows(self.rows, self.ids, target.view(self.rows.dtype).reshape(len(self.ids), -1))
 
     def scatter(self, packed: NDArray[np.uint8]) -> None:
         """Copy this slice from the packed value into the payload."""
         source = packed[self.start : self.start + self.nbytes]
+        if self.flat is not None:
+            self.flat[:] = source
+            return
         if self.rows is None or self.ids is None:
-            if self.flat is not None:
-                self.flat[:] = source
             return
         _scatter_rows(self.rows, self.ids, source.view(self.rows.dtype).reshape(len(self.ids), -1))
 
@@ -86,7 +88,9 @@ def slices(payload: Payload, max_bytes: int, skip: int = 0) -> Iterator[Slice]:
             start += nbytes
 
 
-def _gather_rows(rows: NDArray[np.void | np.int64], ids: NDArray[np.int64], target: NDArray[np.void | np.int64]) -> None:
+def _gather_rows(
+    rows: NDArray[np.void | np.int64], ids: NDArray[np.int64], target: NDArray[np.void | np.int64]
+) -> None:
     run = _run(ids)
     if run is not None:
         target[:] = rows[run]
@@ -97,7 +101,9 @@ def _gather_rows(rows: NDArray[np.void | np.int64], ids: NDArray[np.int64], targ
             target[index] = rows[block]
 
 
-def _scatter_rows(rows: NDArray[np.void | np.int64], ids: NDArray[np.int64], source: NDArray[np.void | np.int64]) -> None:
+def _scatter_rows(
+    rows: NDArray[np.void | np.int64], ids: NDArray[np.int64], source: NDArray[np.void | np.int64]
+) -> None:
     run = _run(ids)
     rows[ids if run is None else run] = source
 
@@ -108,5 +114,3 @@ def _run(ids: NDArray[np.int64]) -> slice | None:
     if last - first + 1 == len(ids) and (len(ids) == 1 or bool((np.diff(ids) == 1).all())):
         return slice(first, last + 1)
     return None
-
-

@@ -51,9 +51,7 @@ class Region:
                 f"{self.page_bytes}, block_stride={self.block_stride}, num_blocks={self.num_blocks}"
             )
         if self.host is not None and self.host.nbytes < self.nbytes:
-            raise ConfigError(
-                f"the region spans {self.nbytes} bytes but the memory given has {self.host.nbytes} bytes"
-            )
+            raise ConfigError(f"the region spans {self.nbytes} bytes but the memory given has {self.host.nbytes} bytes")
 
     @property
     def nbytes(self) -> int:

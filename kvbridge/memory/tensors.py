@@ -69,9 +69,7 @@ def tensor_bytes(tensor: Any) -> NDArray[np.uint8]:
             raise SpecMismatchError("the array is not contiguous: pass numpy.ascontiguousarray(it)")
         return tensor.reshape(-1).view(np.uint8)
     if tensor.device.type != "cpu":
-        raise UnsupportedError(
-            f"the tensor is on {tensor.device}, this backend moves host memory only", flag="cuda"
-        )
+        raise UnsupportedError(f"the tensor is on {tensor.device}, this backend moves host memory only", flag="cuda")
     if not tensor.is_contiguous():
         raise SpecMismatchError("the tensor is not contiguous: pass tensor.contiguous()")
     torch = sys.modules["torch"]

@@ -1,7 +1,7 @@
 """`KVBridgeConnector`: the one vLLM connector. A facade over the two sides; no hook raises into the engine.
 
-    --kv-transfer-config '{"kv_connector": "KVBridgeConnector", "kv_role": "kv_producer",
-                           "kv_connector_extra_config": {"backend": "cpu"}}'
+--kv-transfer-config '{"kv_connector": "KVBridgeConnector", "kv_role": "kv_producer",
+                       "kv_connector_extra_config": {"backend": "cpu"}}'
 """
 
 from __future__ import annotations

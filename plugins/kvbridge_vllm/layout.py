@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import vllm
 
@@ -13,6 +12,8 @@ from kvbridge.memory.layout import CacheLayout, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
 
 NULL_BLOCKS = 1
 """Block 0 is vLLM's null block: it is never moved."""

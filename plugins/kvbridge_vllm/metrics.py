@@ -42,6 +42,8 @@ MISS = "miss_"
 class KVBridgeStats(KVConnectorStats):
     """Differences by name."""
 
+    data: dict[str, float]
+
     def reset(self) -> None:
         """Forget everything."""
         self.data = {}

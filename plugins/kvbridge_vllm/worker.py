@@ -67,9 +67,7 @@ class WorkerSide:
             host=config.host,
             port=config.port and config.port + rank,
         )
-        self._buffer = self._backend.open_buffer(
-            self._endpoint, lease=config.lease, timeout=config.transfer_timeout
-        )
+        self._buffer = self._backend.open_buffer(self._endpoint, lease=config.lease, timeout=config.transfer_timeout)
         self._half = self._half_class(
             self._buffer, layout, rank=rank, claim_timeout=config.claim_timeout, lease=config.lease
         )
