@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -106,7 +107,7 @@ def parse_bytes(value: int | str, path: str) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
+    found = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", str(value).strip())
     if found is None or found[2].upper() not in _UNITS:
         raise ConfigError(f"{path}: found {value!r}, expected a number of bytes or a size such as '512MiB' or '4GiB'")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(Decimal(found[1]) * _UNITS[found[2].upper()])

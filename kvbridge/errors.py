@@ -76,6 +76,12 @@ class PeerLostError(KVBridgeError):
     code = "peer-lost"
 
 
+class PeerClosedError(PeerLostError):
+    """The peer closed its end in order. What it held is gone."""
+
+    code = "peer-closed"
+
+
 class StaleGenerationError(KVBridgeError):
     """The peer at that address is another incarnation than the one that was asked for."""
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from kvbridge.abc import Held, Landing, MoveState
-from kvbridge.errors import ProtocolError, TransportError
+from kvbridge.errors import LeaseExpiredError, ProtocolError, TransportError
 from kvbridge.memory.copying import slices
 from kvbridge.transfer import cancelled
 
@@ -142,5 +142,7 @@ class FollowedValue(Landing):
         return False
 
     def _check(self) -> None:
-        if int(self._header[0]) != self._mark or int(self._header[1]) == FAILED:
-            raise TransportError("the producer gave up the value while it was being copied")
+        if int(self._header[0]) != self._mark:
+            raise LeaseExpiredError("the producer gave the value up while it was being copied: it was too slow")
+        if int(self._header[1]) == FAILED:
+            raise TransportError("the producer could not gather the value")

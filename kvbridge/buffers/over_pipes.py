@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.buffers.consumer import Seeker
 from kvbridge.buffers.producer import Shelf
-from kvbridge.control.messages import MAX_KEYS
+from kvbridge.control.messages import MAX_DIGEST, MAX_KEY, MAX_KEYS, MAX_SECONDS
 from kvbridge.errors import ClosedError, ConfigError, KVBridgeError
 from kvbridge.memory.payload import spec_of
 from kvbridge.transfer import Transfer
@@ -48,16 +48,26 @@ class PipeBuffer(LookupBuffer):
         self._closed = False
         self._shelf = Shelf(backend, endpoint, CHANNEL)
         self._seeker = Seeker(backend, endpoint, CHANNEL, timeout)
-        endpoint.call_soon(lambda: endpoint.serve(CHANNEL, self._shelf.received))
+        endpoint.call_soon(self._connect)
+
+    def _connect(self) -> None:
+        self._endpoint.serve(CHANNEL, self._shelf.received)
+        self._endpoint.on_close(self._finish)
+
+    def _finish(self, error: KVBridgeError) -> None:
+        self._closed = True
+        self._seeker.close(error)
+        self._shelf.close()
 
     def insert(self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0) -> Transfer[None]:
         """Make a value available. See `LookupBuffer.insert`."""
-        transfer: Transfer[None] = Transfer(f"inserting {key.id!r}", lambda: self.drop([key]))
+        transfer: Transfer[None] = Transfer(f"inserting {key.id!r}", lambda: self._take_back(key, transfer))
         if key.home not in ("", self._endpoint.address):
             transfer.fail(ConfigError(f"the key {key.id!r} lives at {key.home}: insert it there"))
             return transfer
 
         def insert() -> None:
+            _check([key], digest, lease)
             self._shelf.insert(key.id, payload, spec_of(payload), digest, lease or self._lease, transfer)
 
         return self._start(transfer, insert)
@@ -74,6 +84,7 @@ class PipeBuffer(LookupBuffer):
 
         def claim() -> None:
             limit = timeout or self._timeout
+            _check([key], digest, limit)
             cancels.append(self._seeker.claim(key, digest, take=take, timeout=limit, transfer=transfer))
 
         return self._start(transfer, claim)
@@ -99,7 +110,12 @@ class PipeBuffer(LookupBuffer):
                 ConfigError(f"ask for 1 to {MAX_KEYS} keys of one home at a time; found {len(keys)} of {len(homes)}")
             )
             return transfer
-        return self._start(transfer, lambda: self._seeker.contains(list(keys), timeout or self._timeout, transfer))
+
+        def contains() -> None:
+            _check(keys, b"", timeout)
+            self._seeker.contains(list(keys), timeout or self._timeout, transfer)
+
+        return self._start(transfer, contains)
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Give up values. See `LookupBuffer.drop`."""
@@ -110,12 +126,16 @@ class PipeBuffer(LookupBuffer):
                 homes.setdefault((key.home, key.generation), []).append(key)
 
         def drop() -> None:
+            _check(keys, b"", 0)
             self._shelf.drop(here)
             for there in homes.values():
                 self._seeker.drop(there[:MAX_KEYS])
 
         if not self._closed:
             self._endpoint.call_soon(drop)
+
+    def _take_back(self, key: Key, transfer: Transfer[None]) -> None:
+        self._endpoint.call_soon(lambda: self._shelf.take_back(key.id, transfer))
 
     def stats(self) -> Mapping[str, float]:
         """Return counters and gauges. See `LookupBuffer.stats`."""
@@ -133,8 +153,7 @@ class PipeBuffer(LookupBuffer):
         done: Transfer[None] = Transfer("closing the buffer")
 
         def close() -> None:
-            self._seeker.close(ClosedError("the buffer was closed"))
-            self._shelf.close()
+            self._finish(ClosedError("the buffer was closed"))
             done.resolve(None)
 
         try:
@@ -184,3 +203,18 @@ class PipeBuffer(LookupBuffer):
 
         claim.on_done(claimed)
         return transfer
+
+
+def _check(keys: Sequence[Key], digest: bytes, seconds: float) -> None:
+    """Check what is to be sent against the protocol's limits: a peer would drop it without an answer.
+
+    Raises:
+        ConfigError: It breaks one.
+    """
+    for key in keys:
+        if not key.id or len(key.id) > MAX_KEY or not key.id.isascii():
+            raise ConfigError(f"the key {key.id[:50]!r}: expected 1 to {MAX_KEY} ASCII characters, such as a UUID")
+    if len(digest) > MAX_DIGEST:
+        raise ConfigError(f"the digest has {len(digest)} bytes, at most {MAX_DIGEST} are possible")
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise ConfigError(f"a duration of {seconds} s: expected 0 to {MAX_SECONDS} s")

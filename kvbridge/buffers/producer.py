@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.backend import MoveState
 from kvbridge.buffers.tombstones import Tombstones
+from kvbridge.control.attempt import attempt
 from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Routed, Select
 from kvbridge.control.outgoing import Outbox
 from kvbridge.errors import (
@@ -19,7 +20,6 @@ from kvbridge.errors import (
     KeyExpiredError,
     KeyUnknownError,
     KVBridgeError,
-    TransportError,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Shelf:
         self._tombstones = Tombstones()
         self._waiting: dict[str, list[_Waiting]] = {}
         self._outboxes: dict[Link, Outbox] = {}
+        self._nbytes = 0
 
     @property
     def entries(self) -> int:
@@ -79,8 +80,8 @@ class Shelf:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of live values."""
-        return sum(entry.spec.nbytes for entry in self._entries.values())
+        """Bytes of values that are held, those included that a consumer has not given back yet."""
+        return self._nbytes
 
     def insert(
         self, key: str, payload: Payload, spec: Spec, digest: bytes, lease: float, inserted: Transfer[None]
@@ -92,12 +93,13 @@ class Shelf:
             return
         self._tombstones.discard(key)
         try:
-            held = self._backend.hold(payload)
+            held = attempt(self._backend, lambda: self._backend.hold(payload))
         except KVBridgeError as error:
             self._refuse(key, error, inserted)
             return
         entry = _Entry(key, digest, spec, held, inserted, time.monotonic() + lease)
         self._entries[key] = entry
+        self._nbytes += spec.nbytes
         self.counters["inserted"] += 1
         for waiting in self._waiting.pop(key, ()):
             self._answer(waiting.link, waiting.select, entry)
@@ -117,12 +119,9 @@ class Shelf:
         if entry.gone is not None:
             return None
         try:
-            state = entry.held.step()
+            state = attempt(self._backend, entry.held.step)
         except KVBridgeError as error:
             self._fail(entry, error)
-            return None
-        except Exception as error:  # a backend's bug must end this value, visibly, not all of them
-            self._fail(entry, TransportError(f"the backend {self._backend.name!r} failed: {error!r}"))
             return None
         if state is not MoveState.DONE:
             return state is MoveState.AGAIN
@@ -153,6 +152,12 @@ class Shelf:
                 self.counters["dropped"] += 1
                 self._remove(entry, KeyDroppedError(f"the value of {key!r} was dropped: nobody wanted it"))
 
+    def take_back(self, key: str, inserted: Transfer[None]) -> None:
+        """Give up the value of one insert, if it is still here."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.inserted is inserted:
+            self.drop([key])
+
     def _remove(self, entry: _Entry, why: KVBridgeError) -> None:
         """Take a value off the shelf; its memory is released when no consumer can be reading it any more."""
         if entry.gone is None:
@@ -163,6 +168,7 @@ class Shelf:
                 outbox.withdraw(seq, why)
         if not entry.offers:
             entry.held.release()
+            self._nbytes -= entry.spec.nbytes
             entry.inserted.resolve(None)
 
     # -- consumers --------------------------------------------------------------------------------------------

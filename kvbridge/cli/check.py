@@ -46,7 +46,7 @@ def run(texts: Sequence[str]) -> int:
     for index, text in enumerate(texts):
         try:
             parsed.append(_read(text, index))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # noqa: PERF203 - two rounds
             print(f"cannot read configuration {index + 1}: {error}", file=sys.stderr)
             return UNREADABLE
     findings: list[str] = []
@@ -111,9 +111,7 @@ def _check_one(raw: dict[str, Any]) -> tuple[ConnectorConfig | None, list[str]]:
     return config, findings
 
 
-def _check_pair(
-    parsed: Sequence[tuple[str, dict[str, Any]]], typed: Sequence[ConnectorConfig | None]
-) -> list[str]:
+def _check_pair(parsed: Sequence[tuple[str, dict[str, Any]]], typed: Sequence[ConnectorConfig | None]) -> list[str]:
     findings: list[str] = []
     roles = {raw["kv_role"] for _, raw in parsed}
     if len(roles) == 1 and roles != {"kv_both"}:

@@ -62,19 +62,20 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
 
     def begin(self, plan: Plan) -> None:
         """Start what a plan asks for."""
-        for claim in plan.releases:
-            self._release(claim)
-        if plan.drops:
-            self._buffer.drop([self._key(key) for key in plan.drops if self._rank < len(key.addresses)])
         for claim_order in plan.claims:
             self._claim(claim_order)
         for save_order in plan.saves:
             self._save(save_order)
         for load_order in plan.loads:
             self._load(load_order)
+        # What is not wanted any more comes last: it may have been ordered in this same plan.
+        for claim in plan.releases:
+            self._release(claim)
         for request_id in plan.cancels:
             if request_id in self._loads:
                 self._loads[request_id].transfer.cancel()
+        if plan.drops:
+            self._buffer.drop([self._key(key) for key in plan.drops if self._rank < len(key.addresses)])
 
     def poll(self) -> Outcome:
         """Return what has ended since the last call."""
@@ -109,6 +110,9 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         for load in self._loads.values():
             load.transfer.cancel()
         self._buffer.close()
+
+    def saving(self, request_id: str, pages: Pages) -> None:
+        """Take note that these pages are to be handed over. For subclasses that look at what leaves."""
 
     def loaded(self, request_id: str, pages: Pages) -> None:
         """Take note that a load filled these pages. For subclasses that look at what arrived."""
@@ -173,6 +177,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         try:
             pages = self._pages(order.block_ids)
             nbytes = pages.nbytes
+            self.saving(order.request_id, pages)
             transfer = self._buffer.insert(Key(order.key), pages, digest=order.digest, lease=self._lease)
         except KVBridgeError as error:
             transfer = Transfer(f"handing over {order.request_id}")

@@ -8,12 +8,12 @@ A router passes all of it on unread; a client can send anything, so everything i
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from kvbridge.connector.digest import DIGEST_BYTES
 from kvbridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ VERSION = 1
 NAMESPACE = "kvbridge"
 
 _Text = Annotated[str, Meta(max_length=256)]
+_Key = Annotated[str, Meta(pattern=r"^[!-~]{1,256}$")]
 _Address = Annotated[str, Meta(pattern=r"^tcp://[^\s/]+:[0-9]{1,5}$", max_length=256)]
 _Generation = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 
@@ -41,7 +42,7 @@ class Handoff(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """
 
     v: int
-    key: Annotated[str, Meta(min_length=1, max_length=256)]
+    key: _Key
     digest: _Text
     tokens: Annotated[int, Meta(ge=1)]
     block_size: Annotated[int, Meta(ge=1)]
@@ -53,12 +54,17 @@ class Handoff(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         """The digest.
 
         Raises:
-            ConfigError: It is not base64.
+            ConfigError: It is not base64, or not of a digest's length.
         """
         try:
-            return base64.b64decode(self.digest, validate=True)
-        except binascii.Error as error:
+            digest = base64.b64decode(self.digest, validate=True)
+        except ValueError as error:  # of which binascii.Error is one kind
             raise ConfigError(f"kv_transfer_params.{NAMESPACE}.digest is not base64") from error
+        if len(digest) != DIGEST_BYTES:
+            raise ConfigError(
+                f"kv_transfer_params.{NAMESPACE}.digest: found {len(digest)} bytes, expected {DIGEST_BYTES}"
+            )
+        return digest
 
 
 def wants_decode(params: Mapping[str, Any] | None) -> bool:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvbridge.control.handshake import refusal
-from kvbridge.control.link import Link, lost
+from kvbridge.control.link import Link, closed, lost
 from kvbridge.control.messages import (
+    PROTOCOL,
     Bye,
     Hello,
     Identity,
@@ -30,10 +31,11 @@ from kvbridge.control.messages import (
     Routed,
     Welcome,
     decode,
+    encode,
 )
 from kvbridge.control.outbound import Dial
 from kvbridge.control.sockets import Sockets
-from kvbridge.errors import ClosedError, KVBridgeError
+from kvbridge.errors import ClosedError, ConfigError, KVBridgeError
 from kvbridge.threads import Loop
 from kvbridge.transfer import Transfer
 
@@ -93,9 +95,11 @@ class Endpoint:
             card=backend.card(),
         )
         self.counters: Counter[str] = Counter()
+        _check_sendable(self.here)
         self._sockets = Sockets(host, port)
         self.address = self._sockets.address
         self._services: dict[str, Callable[[Link, Routed], None]] = {}
+        self._on_close: list[Callable[[KVBridgeError], None]] = []
         self._on_link: list[Callable[[Link], None]] = []
         self._inbound: dict[bytes, Link] = {}
         self._dials: dict[tuple[str, int], Dial] = {}
@@ -166,6 +170,10 @@ class Endpoint:
     def after(self, delay: float, call: Callable[[], None]) -> None:
         """Run `call()` in `delay` seconds."""
         heappush(self._timers, (time.monotonic() + delay, next(self._timer_ids), call))
+
+    def on_close(self, callback: Callable[[KVBridgeError], None]) -> None:
+        """Call `callback(error)` first thing when the endpoint closes: to finish what needs the links."""
+        self._on_close.append(callback)
 
     def move(self, step: Callable[[], bool | None]) -> None:
         """Call `step()` again and again: True asks for another slice at once, False for one soon, None ends it."""
@@ -240,7 +248,7 @@ class Endpoint:
             return None
         if isinstance(message, Bye):
             del self._inbound[origin]
-            link.down(lost(link.peer.name, f"it closed the link ({message.code} {message.message})"))
+            link.down(closed(link.peer.name, message))
             return None
         return link
 
@@ -266,7 +274,8 @@ class Endpoint:
             if service is not None:
                 service(link, message)
                 return
-            self.counters["unroutable_messages"] += 1
+            if not link.keep(message):
+                self.counters["unroutable_messages"] += 1
 
     def came_up(self, link: Link) -> None:
         """Tell everybody who asked that a link is up."""
@@ -303,9 +312,30 @@ class Endpoint:
 
     def _say_goodbye(self, done: Transfer[None]) -> None:
         error = ClosedError(f"the endpoint {self.address} was closed")
+        for callback in self._on_close:
+            callback(error)
         for dial in list(self._dials.values()):
             dial.end(error, tell=True)
         for link in list(self._inbound.values()):
             link.down(error, tell=True)
         self._inbound.clear()
-        done.resolve(None)
+        self._when_still(done)
+
+    def _when_still(self, done: Transfer[None]) -> None:
+        """Resolve once nothing is in motion any more: aborted moves need a few more slices."""
+        if self._moves:
+            self.after(BUSY_POLL, lambda: self._when_still(done))
+        else:
+            done.resolve(None)
+
+
+def _check_sendable(here: Identity) -> None:
+    """Check that peers will be able to read our handshake.
+
+    Raises:
+        ConfigError: A name, fingerprint field or card breaks a limit of the protocol.
+    """
+    try:
+        decode(encode(Hello(PROTOCOL, here)))
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+        raise ConfigError(f"this endpoint's identity cannot be sent to peers: {error}") from error

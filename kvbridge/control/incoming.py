@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.backend import MoveState
 from kvbridge.abc.pipe import Offered
+from kvbridge.control.attempt import attempt
 from kvbridge.control.messages import (
     Abort,
     Accept,
@@ -27,11 +28,13 @@ from kvbridge.control.messages import (
 )
 from kvbridge.errors import (
     BusyError,
+    ClosedError,
     EndOfPipeError,
     KVBridgeError,
     LeaseExpiredError,
+    PeerClosedError,
+    PipeBrokenError,
     TransferTimeoutError,
-    TransportError,
     from_code,
 )
 from kvbridge.transfer import Transfer, cancelled
@@ -121,9 +124,14 @@ class Incoming:
             self._renewal_sent = 0.0
 
     def lost(self, error: KVBridgeError) -> None:
-        """Take note that the sender is gone. A read that is under way may still end inside of its lease."""
+        """Take note that the sender is gone. A read under way may still end inside of its lease, if he died.
+
+        One that closed in order may have reused the source at once: what was read is not counted.
+        """
         if self._landing is None or self._inbox.mover != "consumer":
             self._close(error)
+        elif isinstance(error, (ClosedError, PeerClosedError)):
+            self._stop(error)
         else:
             self.endpoint.after(LOST_GRACE, lambda: self._stop(error))
 
@@ -145,7 +153,10 @@ class Incoming:
             return
         inbox = self._inbox
         try:
-            self._landing = inbox.backend.land(inbox.link, self._offer.spec, self._offer.descriptor, out, skip)
+            self._landing = attempt(
+                inbox.backend,
+                lambda: inbox.backend.land(inbox.link, self._offer.spec, self._offer.descriptor, out, skip),
+            )
         except KVBridgeError as error:
             self._close(error)
             return
@@ -158,12 +169,9 @@ class Incoming:
         if self._landing is None:
             return None
         try:
-            state = MoveState.DONE if self._complete else self._landing.step()
+            state = MoveState.DONE if self._complete else attempt(self._inbox.backend, self._landing.step)
         except KVBridgeError as error:
             self._close(self.error or error)
-            return None
-        except Exception as error:  # a backend's bug must end this transfer, visibly, not all of them
-            self._close(TransportError(f"the backend {self._inbox.backend.name!r} failed: {error!r}"))
             return None
         if state is not MoveState.DONE:
             return state is MoveState.AGAIN
@@ -226,11 +234,21 @@ class Inbox:
         self._arrived = arrived
         self._ended = ended
         self._open: dict[int, Incoming] = {}
+        self._closed = False
+        self._next_seq = 0
         link.on_down(self._lost)
 
     def received(self, message: Routed) -> None:
         """Take a message of the sender."""
         if isinstance(message, Offer):
+            if self._closed:
+                self.link.send(Done(self.channel, message.seq, taken=False))
+                return
+            if message.seq != self._next_seq:
+                self._ended(
+                    PipeBrokenError(f"{self.channel}: offer {message.seq} came, {self._next_seq} was to come: lost")
+                )
+            self._next_seq = message.seq + 1
             incoming = Incoming(self, message, self.asked.pop(message.tag, None))
             self._open[message.seq] = incoming
             incoming.renew()
@@ -260,7 +278,8 @@ class Inbox:
             self.link.send(Done(self.channel, incoming.offered.seq, taken))
 
     def close(self, error: KVBridgeError) -> None:
-        """Decline or stop everything."""
+        """Decline or stop everything, and decline what is still to come."""
+        self._closed = True
         for incoming in list(self._open.values()):
             incoming.void(error)
         self._ended(error)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvbridge.control.messages import Bye, encode
-from kvbridge.errors import KVBridgeError, PeerLostError
+from kvbridge.errors import KVBridgeError, PeerClosedError, PeerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.control.messages import Identity, Message, Routed
+
+
+MAX_EARLY = 256
+"""Messages that may wait on a link for their channel to be opened."""
 
 
 class Link:
@@ -33,6 +37,7 @@ class Link:
         self.heard = now
         self.error: KVBridgeError | None = None
         self._transmit = transmit
+        self._early: dict[str, list[Routed]] = {}
         self._routes: dict[str, Callable[[Routed], None]] = {}
         self._on_down: list[Callable[[KVBridgeError], None]] = []
 
@@ -53,8 +58,21 @@ class Link:
         """Give the messages of a channel to `handler`; None ends that."""
         if handler is None:
             self._routes.pop(channel, None)
-        else:
-            self._routes[channel] = handler
+            return
+        self._routes[channel] = handler
+        for message in self._early.pop(channel, ()):
+            handler(message)
+
+    def keep(self, message: Routed) -> bool:
+        """Keep a message for a channel that is not open yet: the two ends of a pipe are not opened at one time.
+
+        Returns:
+            Whether there was room for it.
+        """
+        if sum(map(len, self._early.values())) >= MAX_EARLY:
+            return False
+        self._early.setdefault(message.channel, []).append(message)
+        return True
 
     def handler(self, channel: str) -> Callable[[Routed], None] | None:
         """Return the handler of a channel."""
@@ -80,6 +98,7 @@ class Link:
             self.send(Bye(code=error.code, message=str(error)))
         self.error = error
         self._routes.clear()
+        self._early.clear()
         callbacks, self._on_down = self._on_down, []
         for callback in callbacks:
             callback(error)
@@ -88,3 +107,8 @@ class Link:
 def lost(name: str, why: str) -> PeerLostError:
     """Make the error for a peer that is gone."""
     return PeerLostError(f"lost the peer {name}: {why}")
+
+
+def closed(name: str, bye: Bye) -> PeerClosedError:
+    """Make the error for a peer that said goodbye."""
+    return PeerClosedError(f"the peer {name} closed the link: {bye.message or bye.code}")

@@ -19,16 +19,25 @@ PROTOCOL = 1
 MAX_MESSAGE_BYTES = 1 << 20
 """Bytes of one message, enforced by the socket before memory is taken."""
 
-MAX_KEYS = 4096
+MAX_KEYS = 2048
 """Keys in one question."""
 
+MAX_KEY = 256
+"""Characters of a key."""
+
+MAX_DIGEST = 64
+"""Bytes of a digest."""
+
+MAX_SECONDS = 86400
+"""Longest duration."""
+
 Word = Annotated[str, Meta(max_length=64)]
-KeyId = Annotated[str, Meta(min_length=1, max_length=256)]
+KeyId = Annotated[str, Meta(min_length=1, max_length=MAX_KEY)]
 Text = Annotated[str, Meta(max_length=4096)]
 Blob = Annotated[bytes, Meta(max_length=MAX_MESSAGE_BYTES // 4)]
-Digest = Annotated[bytes, Meta(max_length=64)]
+Digest = Annotated[bytes, Meta(max_length=MAX_DIGEST)]
 Seq = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Seconds = Annotated[float, Meta(ge=0, le=86400)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Fields = Annotated[dict[Word, Text], Meta(max_length=128)]
 
 

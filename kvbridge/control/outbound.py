@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvbridge.control.handshake import refused_error
-from kvbridge.control.link import Link, lost
+from kvbridge.control.link import Link, closed, lost
 from kvbridge.control.messages import PROTOCOL, Bye, Hello, Message, Pong, Refused, Welcome, encode
 from kvbridge.errors import HandshakeError, KVBridgeError, PeerLostError, StaleGenerationError
 
@@ -65,10 +65,10 @@ class Dial:
             elif isinstance(message, Refused):
                 self.end(refused_error(message, self.address))
             elif isinstance(message, Bye):
-                self.end(lost(self.address, message.message or message.code))
+                self.end(closed(self.address, message))
             return None
         if isinstance(message, Bye):
-            self.end(lost(self.link.peer.name, f"it closed the link ({message.code} {message.message})"))
+            self.end(closed(self.link.peer.name, message))
             return None
         if isinstance(message, Pong):
             self.link.heard = self._sockets.now()

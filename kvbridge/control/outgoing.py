@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.backend import MoveState
+from kvbridge.control.attempt import attempt
 from kvbridge.control.messages import Abort, Accept, Done, Landed, Offer, Renew, Renewed, Routed, Withdrawn
-from kvbridge.errors import KeyDroppedError, KVBridgeError, LeaseExpiredError, TransportError
+from kvbridge.errors import ClosedError, KeyDroppedError, KVBridgeError, LeaseExpiredError
 from kvbridge.transfer import cancelled
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Outbox:
         self._seqs = itertools.count()
         self._offers: dict[int, _Outgoing] = {}
         self._moves_here = backend.capabilities.mover != "consumer"
+        link.on_down(self._lost)
 
     def offer(
         self, held: Held, spec: Spec, tag: int, valid: float, ended: Callable[[KVBridgeError | None], None]
@@ -79,7 +81,7 @@ class Outbox:
             if outgoing.seq not in self._offers:
                 return None
             try:
-                state = outgoing.held.step()
+                state = attempt(self._backend, outgoing.held.step)
             except KVBridgeError as error:
                 self._withdraw(outgoing, error)
                 return None
@@ -110,6 +112,17 @@ class Outbox:
         elif isinstance(message, Abort):
             self._aborted(outgoing)
 
+    def _lost(self, error: KVBridgeError) -> None:
+        """End everything when this side closes. When the peer is lost, offers stand until they expire."""
+        if not isinstance(error, ClosedError):
+            return
+        for outgoing in list(self._offers.values()):
+            outgoing.void = outgoing.void or error
+            if outgoing.move is None:
+                self._finish(outgoing)
+            else:
+                outgoing.move.abort()
+
     def _done(self, outgoing: _Outgoing, *, taken: bool) -> None:
         if taken:
             outgoing.taken = True
@@ -124,7 +137,7 @@ class Outbox:
         if outgoing.move is not None or not self._moves_here:
             return
         try:
-            outgoing.move = outgoing.held.write(self._link, descriptor)
+            outgoing.move = attempt(self._backend, lambda: outgoing.held.write(self._link, descriptor))
         except KVBridgeError as error:
             self._landed(outgoing, error)
             return
@@ -134,12 +147,9 @@ class Outbox:
         if outgoing.move is None:
             return None
         try:
-            state = outgoing.move.step()
+            state = attempt(self._backend, outgoing.move.step)
         except KVBridgeError as error:
             self._landed(outgoing, error)
-            return None
-        except Exception as error:  # a backend's bug must end this transfer, visibly, not all of them
-            self._landed(outgoing, TransportError(f"the backend {self._backend.name!r} failed: {error!r}"))
             return None
         if state is MoveState.DONE:
             self._landed(outgoing, None)

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.pipe import Offered, RecvPipe, SendPipe
+from kvbridge.control.attempt import attempt
 from kvbridge.control.incoming import Inbox, Incoming
 from kvbridge.control.messages import End
 from kvbridge.control.outgoing import Outbox
@@ -63,7 +64,7 @@ class RendezvousSender(SendPipe):
             transfer.fail(self._broken)
             return
         try:
-            held = self._backend.hold(payload)
+            held = attempt(self._backend, lambda: self._backend.hold(payload))
         except KVBridgeError as error:
             transfer.fail(error)
             return

@@ -47,9 +47,10 @@ def is_tensor(value: object) -> bool:
 def tensor_spec(tensor: Any) -> TensorSpec:
     """Describe a numpy array or torch tensor."""
     if isinstance(tensor, np.ndarray):
-        if tensor.dtype.hasobject or tensor.dtype.names is not None:
+        if tensor.dtype.hasobject or tensor.dtype.names is not None or not tensor.dtype.isnative:
             raise UnsupportedError(
-                f"a numpy array of dtype {tensor.dtype} has no portable bytes: send a plain numeric or bool array",
+                f"a numpy array of dtype {tensor.dtype} has no portable bytes: send a numeric or bool array in the "
+                "machine's own byte order",
                 flag="tensors",
             )
         return TensorSpec(tensor.dtype.name, tuple(tensor.shape), tensor.dtype.itemsize, "numpy")
@@ -72,6 +73,8 @@ def tensor_bytes(tensor: Any) -> NDArray[np.uint8]:
         raise UnsupportedError(f"the tensor is on {tensor.device}, this backend moves host memory only", flag="cuda")
     if not tensor.is_contiguous():
         raise SpecMismatchError("the tensor is not contiguous: pass tensor.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise SpecMismatchError("the tensor is a lazy conjugate or negative: pass tensor.resolve_conj().resolve_neg()")
     torch = sys.modules["torch"]
     flat: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return flat

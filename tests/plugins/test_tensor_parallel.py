@@ -1,0 +1,87 @@
+"""Two ranks on both sides; the connector under the name `NixlConnector`; both roles in one engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvbridge_vllm.launch import Engine, EngineSpec
+from tests.plugins.engines import (
+    ENGINE_ARGS,
+    counter,
+    decode,
+    eventually,
+    plain,
+    prefill,
+    prompt,
+    transfer_config,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]:
+    config = transfer_config("kv_both")
+    config["kv_connector"] = "NixlConnector"
+    config["kv_connector_module_path"] = "kvbridge_vllm.nixl_alias"
+    engines = [
+        Engine(
+            EngineSpec(
+                name,
+                checkpoint,
+                kv_transfer_config=config,
+                tensor_parallel_size=2,
+                cpus="0|1",
+                extra_args=ENGINE_ARGS,
+            ),
+            folder,
+        )
+        for name in ("two-ranks-a", "two-ranks-b")
+    ]
+    try:
+        for engine in engines:
+            engine.wait_ready(400)
+        yield engines[0], engines[1]
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+def test_two_ranks_hand_over_to_two_ranks(pair: tuple[Engine, Engine]) -> None:
+    first, second = pair
+    for length in (33, 200):
+        tokens = prompt(length, seed=100)
+        params = prefill(first, tokens)
+        assert params["tp_size"] == 2
+        assert len(set(params["kvbridge"]["addresses"])) == 2
+        loads = counter(second, "loads")
+        found = decode(second, tokens, params)
+        assert eventually(lambda loads=loads: counter(second, "loads") == loads + 1)
+        assert found == plain(first, tokens), "the oracle is the same engine's own answer"
+
+
+def test_both_roles_in_one_engine(pair: tuple[Engine, Engine]) -> None:
+    first, second = pair
+    tokens = prompt(150, seed=101)
+    loads = counter(first, "loads")
+    found = decode(first, tokens, prefill(second, tokens))
+    assert eventually(lambda: counter(first, "loads") == loads + 1)
+    assert found == plain(second, tokens)
+
+
+def test_a_batch_of_two_rank_requests_ends_exactly_once_each(pair: tuple[Engine, Engine]) -> None:
+    first, second = pair
+    prompts = [prompt(70, seed=102 + index) for index in range(4)]
+    params = [prefill(first, tokens) for tokens in prompts]
+    params[2]["kvbridge"]["generations"][1] += 1  # one rank cannot load: the request fails as a whole, once
+    before = counter(second, "recomputed")
+    found = [decode(second, tokens, each) for tokens, each in zip(prompts, params, strict=True)]
+    assert found == [plain(first, tokens) for tokens in prompts]
+    assert eventually(lambda: counter(second, "recomputed") == before + 1)
+    assert second.healthy()
