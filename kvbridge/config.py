@@ -69,15 +69,22 @@ def convert(kind: type[S], values: Mapping[str, Any], path: str) -> S:
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: found {type(values).__name__}, expected an object of options")
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{path}.{key}: unknown option; {nearest(str(key), known)}")
+    _check_keys(kind, values, path)
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
         raise ConfigError(f"{path}{where.rstrip('`')}: {message[0].lower()}{message[1:]}") from error
+
+
+def _check_keys(kind: type[msgspec.Struct], values: Mapping[str, Any], path: str) -> None:
+    known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"{path}.{key}: unknown option; {nearest(str(key), known)}")
+        inner = known[key].type
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct) and isinstance(value, dict):
+            _check_keys(inner, value, f"{path}.{key}")
 
 
 def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:

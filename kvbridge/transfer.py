@@ -6,6 +6,7 @@ failure. That is the abort barrier: whoever sees `poll()` return true owns his m
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -13,6 +14,8 @@ from kvbridge.errors import CancelledError, KVBridgeError, TransferTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _PENDING = object()
@@ -96,7 +99,7 @@ class Transfer(Generic[T]):
             if not self.poll():
                 self._callbacks.append(callback)
                 return
-        callback(self)
+        run_callback(lambda: callback(self))
 
     def resolve(self, value: T) -> None:
         """Finish with a value. For the side that does the work."""
@@ -105,6 +108,10 @@ class Transfer(Generic[T]):
     def fail(self, error: KVBridgeError) -> None:
         """Finish with a failure. For the side that does the work."""
         self._finish(_PENDING, error)
+
+    def hand_on(self, other: Transfer[T]) -> None:
+        """Finish another transfer as this one has finished."""
+        other._finish(self._value, self._error)
 
     def _finish(self, value: object, error: KVBridgeError | None) -> None:
         with self._lock:
@@ -116,7 +123,15 @@ class Transfer(Generic[T]):
             if self._wake is not None:
                 self._wake.set()
         for callback in callbacks:
-            callback(self)
+            run_callback(lambda: callback(self))  # noqa: B023 - run at once
+
+
+def run_callback(call: Callable[[], object]) -> None:
+    """Run a callback of somebody else: what it raises is logged, and keeps nobody from his own."""
+    try:
+        call()
+    except Exception:
+        logger.exception("a callback raised: it must not")
 
 
 def cancelled(what: str) -> CancelledError:

@@ -84,12 +84,16 @@ class PooledValue(Held):
             raise
         _fence()
         self._header[1] = part.start + part.nbytes
-        return MoveState.DONE if part.start + part.nbytes == len(self._packed) else MoveState.AGAIN
+        if part.start + part.nbytes < len(self._packed):
+            return MoveState.AGAIN
+        self._slices = iter(())  # the caller's memory is his again: keep nothing of it
+        return MoveState.DONE
 
     def release(self) -> None:
         """Give the place in the pool back."""
         self._header[:2] = (0, FAILED)
         self._slices = iter(())
+        self._header, self._packed = np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint8)
         self._free()
 
 

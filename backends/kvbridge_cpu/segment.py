@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,20 +108,28 @@ def open_peer(card: Card) -> NDArray[np.uint8]:
             "the peer is on another host or in another PID namespace: the cpu backend shares memory within one; "
             "choose a network backend"
         )
-    path = f"/proc/{card.pid}/fd/{card.fd}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        view = _map(f"/proc/{card.pid}/fd/{card.fd}", card)
     except FileNotFoundError as error:
         raise PeerLostError(f"the peer's process {card.pid} is gone, or closed its memory") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise TransportError(
-            f"cannot open the memory of process {card.pid} ({error.strerror}): run both engines as one user"
+            f"cannot open the memory of process {card.pid} ({error}): run both engines as one user"
         ) from error
-    with contextlib.closing(os.fdopen(fd, "rb", buffering=0)) as file:
-        nbytes = os.fstat(file.fileno()).st_size
-        if nbytes != card.nbytes or nbytes <= HEADER:
-            raise PeerLostError(f"process {card.pid} is another one now: its memory has {nbytes} bytes")
-        view = _view(mmap.mmap(file.fileno(), nbytes, prot=mmap.PROT_READ))
     if view[:NONCE].tobytes() != card.nonce:
         raise PeerLostError(f"process {card.pid} is another one now: its memory has another mark")
     return view[HEADER:]
+
+
+def _map(path: str, card: Card) -> NDArray[np.uint8]:
+    # A card comes from a peer and may name anything: opening must not block, and only memory files are mapped.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != card.nbytes or found.st_size <= HEADER:
+            raise PeerLostError(
+                f"process {card.pid} is another one now: its file {card.fd} is not the memory announced"
+            )
+        return _view(mmap.mmap(fd, found.st_size, prot=mmap.PROT_READ))
+    finally:
+        os.close(fd)

@@ -31,7 +31,7 @@ class Key(msgspec.Struct, frozen=True):
     """The name of a value.
 
     Attributes:
-        id: An id that is never used twice, such as a UUID.
+        id: An id that is never used twice, such as a UUID; 1 to 256 ASCII characters.
         home: Address of the endpoint where the value lives; empty for this endpoint. Ignored by stores.
         generation: The incarnation of that endpoint; 0 for any.
     """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.buffer import Claim
 from kvbridge.control.incoming import Inbox
-from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Routed, Select
-from kvbridge.errors import KVBridgeError, TransferTimeoutError, from_code
+from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Offer, Routed, Select
+from kvbridge.errors import KVBridgeError, ProtocolError, TransferTimeoutError, from_code
 from kvbridge.memory.payload import check_destination
 from kvbridge.transfer import Transfer, cancelled
 
@@ -64,7 +64,10 @@ class _Question:
         send: Callable[[Link, int], None],
         answered: Callable[[Any], None],
         failed: Callable[[KVBridgeError], None],
+        keys: int = 0,
     ) -> None:
+        self.expects: type[Answer | Offer] = Answer if keys else Offer
+        self.keys = keys
         self.xid = seeker.number()
         self.link: Link | None = None
         self._seeker = seeker
@@ -111,6 +114,7 @@ class _Question:
     def _end(self) -> bool:
         if self.link is not None:
             self.link.forget(self.fail)
+            self._seeker.inbox(self.link).asked.pop(self.xid, None)
         return self._seeker.ended(self)
 
 
@@ -150,7 +154,9 @@ class Seeker:
         def send(link: Link, xid: int) -> None:
             link.send(Ask(self._channel, xid, ids))
 
-        question = _Question(self, transfer.what, send, lambda present: transfer.resolve(list(present)), transfer.fail)
+        question = _Question(
+            self, transfer.what, send, lambda present: transfer.resolve(list(present)), transfer.fail, len(ids)
+        )
         self._ask(question, keys[0], timeout)
 
     def drop(self, keys: list[Key]) -> None:
@@ -169,7 +175,11 @@ class Seeker:
                 question.fail(from_code(message.code, message.message))
         elif isinstance(message, Answer):
             question = self._questions.get(message.xid)
-            if question is not None and question.link is link:
+            if question is None or question.link is not link:
+                return
+            if question.expects is not Answer or len(message.present) != question.keys:
+                question.fail(ProtocolError("the producer answered another question than was asked"))
+            else:
                 question.answer(message.present)
         else:
             self.inbox(link).received(message)
@@ -219,7 +229,10 @@ class Seeker:
 
     def _arrived(self, incoming: Incoming) -> None:
         question = self._questions.get(incoming.offered.tag)
-        if question is None:
+        if question is None or question.link is not incoming.link:
             incoming.decline()
+        elif question.expects is Answer:
+            incoming.decline()
+            question.fail(ProtocolError("the producer answered another question than was asked"))
         else:
             question.answer(incoming)

@@ -5,6 +5,7 @@ Under it runs the same rendezvous as under a pipe: the answer to a `Select` is a
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
@@ -129,10 +130,12 @@ class PipeBuffer(LookupBuffer):
             _check(keys, b"", 0)
             self._shelf.drop(here)
             for there in homes.values():
-                self._seeker.drop(there[:MAX_KEYS])
+                for first in range(0, len(there), MAX_KEYS):
+                    self._seeker.drop(there[first : first + MAX_KEYS])
 
         if not self._closed:
-            self._endpoint.call_soon(drop)
+            with contextlib.suppress(KVBridgeError):  # best effort: the endpoint may be closing
+                self._endpoint.call_soon(drop)
 
     def _take_back(self, key: Key, transfer: Transfer[None]) -> None:
         self._endpoint.call_soon(lambda: self._shelf.take_back(key.id, transfer))
@@ -182,14 +185,14 @@ class PipeBuffer(LookupBuffer):
     @staticmethod
     def _fill(claim: Transfer[Claim], out: Payload, skip: int) -> Transfer[None]:
         """Chain the two halves of a select."""
-        cancel: list[Callable[[], None]] = [claim.cancel]
-        transfer: Transfer[None] = Transfer(claim.what, lambda: cancel[-1]())  # noqa: PLW0108 - the last one at that time
+        current: list[Transfer[Any]] = [claim]
+        unwanted: list[bool] = []
 
-        def filled(done: Transfer[None]) -> None:
-            if done.error is None:
-                transfer.resolve(None)
-            else:
-                transfer.fail(done.error)
+        def cancel() -> None:
+            unwanted.append(True)
+            current[-1].cancel()
+
+        transfer: Transfer[None] = Transfer(claim.what, cancel)
 
         def claimed(done: Transfer[Claim]) -> None:
             if done.error is not None:
@@ -198,8 +201,10 @@ class PipeBuffer(LookupBuffer):
             fill = done.result().fill(out, skip)
             if fill.error is not None:  # the destination does not fit: the producer has its memory back at once
                 done.result().release()
-            cancel.append(fill.cancel)
-            fill.on_done(filled)
+            current.append(fill)
+            if unwanted:  # cancelled between the two halves
+                fill.cancel()
+            fill.on_done(lambda done: done.hand_on(transfer))
 
         claim.on_done(claimed)
         return transfer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -72,6 +73,7 @@ class Shelf:
         self._waiting: dict[str, list[_Waiting]] = {}
         self._outboxes: dict[Link, Outbox] = {}
         self._nbytes = 0
+        self._closed: KVBridgeError | None = None
 
     @property
     def entries(self) -> int:
@@ -102,7 +104,8 @@ class Shelf:
         self._nbytes += spec.nbytes
         self.counters["inserted"] += 1
         for waiting in self._waiting.pop(key, ()):
-            self._answer(waiting.link, waiting.select, entry)
+            if waiting.link.up:
+                self._answer(waiting.link, waiting.select, entry)
         if self._prepare(entry) is not None:
             self._endpoint.move(lambda: self._prepare(entry))
         self._endpoint.after(lease, lambda: self._expire(entry))
@@ -190,11 +193,12 @@ class Shelf:
             self._outboxes[link].received(message)
 
     def _select(self, link: Link, select: Select) -> None:
+        self._outbox(link)  # from here on the end of the link is noticed
         entry = self._entries.get(select.key)
         if entry is not None:
             self._answer(link, select, entry)
             return
-        why = self._tombstones.get(select.key)
+        why = self._closed or self._tombstones.get(select.key)
         if why is None and sum(map(len, self._waiting.values())) < MAX_WAITING:
             waiting = _Waiting(link, select)
             self._waiting.setdefault(select.key, []).append(waiting)
@@ -264,5 +268,9 @@ class Shelf:
 
     def close(self) -> None:
         """Give up everything. What a consumer still reads is released when he is done with it."""
+        self._closed = KeyDroppedError("the producer's buffer was closed")
         for entry in list(self._entries.values()):
-            self._remove(entry, KeyDroppedError("the producer was closed"))
+            self._remove(entry, self._closed)
+        for waiting in itertools.chain.from_iterable(self._waiting.values()):
+            self._miss(waiting.link, waiting.select, self._closed)
+        self._waiting.clear()

@@ -123,9 +123,12 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         return Key(key.id, key.addresses[self._rank], key.generations[self._rank])
 
     def _claim(self, order: ClaimOrder) -> None:
-        self._claims[order.claim] = self._buffer.claim(
-            self._key(order.key), digest=order.key.digest, timeout=self._claim_timeout
-        )
+        try:
+            transfer = self._buffer.claim(self._key(order.key), digest=order.key.digest, timeout=self._claim_timeout)
+        except KVBridgeError as error:
+            transfer = Transfer(f"claiming {order.key.id!r}")
+            transfer.fail(error)
+        self._claims[order.claim] = transfer
 
     def _claimed(self, claim: int, transfer: Transfer[Claim]) -> None:
         del self._claims[claim]

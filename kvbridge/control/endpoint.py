@@ -37,7 +37,7 @@ from kvbridge.control.outbound import Dial
 from kvbridge.control.sockets import Sockets
 from kvbridge.errors import ClosedError, ConfigError, KVBridgeError
 from kvbridge.threads import Loop
-from kvbridge.transfer import Transfer
+from kvbridge.transfer import Transfer, run_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,18 +46,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PING_INTERVAL = 1.0
+PING_INTERVAL = 0.5
 """Seconds between heartbeats to a peer. They cost one small message a peer."""
 
-DEAD_AFTER = 4.0
-"""Seconds of silence after which a peer counts as dead: below the 5 s within which a waiting call has to end, above
-the pauses that a busy interpreter makes."""
+DEAD_AFTER = 10.0
+"""Seconds of silence after which a peer whose process is alive counts as hung. A process that died, was stopped or
+lost its network is found earlier, by the sockets. An engine that compiles may well be silent for seconds."""
 
 HANDSHAKE_TIMEOUT = 4.0
 """Seconds within which a peer has to answer a handshake."""
 
 MAX_WAIT = 0.25
 """Seconds that the thread sleeps at most: an idle endpoint wakes four times a second to sweep."""
+
+MAX_PAUSE = 1.0
+"""Seconds between two rounds of the thread that are worth a warning."""
 
 BUSY_POLL = 0.0005
 """Seconds between two looks at a move that waits for a backend's library."""
@@ -108,6 +111,7 @@ class Endpoint:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
         self._closed = False
+        self._stepped = time.monotonic()
         self.after(PING_INTERVAL, self._beat)
         self._loop = Loop(f"endpoint-{self.address.rpartition(':')[2]}", self._step, self._sockets.wake)
 
@@ -154,6 +158,9 @@ class Endpoint:
         self._closed = True
         if self._loop.stop(timeout):
             self._sockets.close()
+            # Pending work holds views of memory that is to be given back now.
+            for pending in (self._timers, self._calls, self._moves, self._dials, self._inbound, self._services):
+                pending.clear()
         else:
             logger.error("the endpoint %s did not stop within %g s: its sockets stay open", self.address, timeout)
 
@@ -185,11 +192,28 @@ class Endpoint:
         while self._calls:
             self._guard(self._calls.popleft())
         eager = self._advance_moves()
-        for origin, frame in self._sockets.poll(self._wait_time(eager=eager)):
+        frames = self._sockets.poll(self._wait_time(eager=eager))
+        self._notice_pause()
+        for origin, frame in frames:
             self._guard(lambda o=origin, f=frame: self._received(o, f))  # type: ignore[misc]
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             self._guard(heappop(self._timers)[2])
+
+    def _notice_pause(self) -> None:
+        """Tell when this thread was kept from running: peers may take this process for dead."""
+        now = time.monotonic()
+        pause = now - self._stepped
+        self._stepped = now
+        if pause > MAX_PAUSE:
+            self.counters["pauses"] += 1
+            logger.warning(
+                "the control plane of %s could not run for %.1f s: this process was stopped, or something in it held "
+                "the interpreter or the processor; peers give up after %g s",
+                self.here.name,
+                pause,
+                DEAD_AFTER,
+            )
 
     def _wait_time(self, *, eager: bool) -> float:
         if eager or self._calls:
@@ -259,10 +283,16 @@ class Endpoint:
             logger.warning("refused the peer %s: %s %s", hello.identity.name, refused.message, refused.differences)
             self._sockets.reply(origin, refused)
             return
-        link = Link(hello.identity, self, self._sockets.sender(origin), time.monotonic())
+        self._gone(origin)  # a second greeting on one connection starts anew
+        link = Link(hello.identity, self, self._sockets.sender(origin, self._gone), time.monotonic())
         self._inbound[origin] = link
         link.send(Welcome(self.here))
         self.came_up(link)
+
+    def _gone(self, origin: bytes) -> None:
+        link = self._inbound.pop(origin, None)
+        if link is not None:
+            self._calls.append(lambda: link.down(lost(link.peer.name, "its connection is gone")))
 
     def _route(self, link: Link, message: Message) -> None:
         if isinstance(message, Routed):
@@ -280,13 +310,13 @@ class Endpoint:
     def came_up(self, link: Link) -> None:
         """Tell everybody who asked that a link is up."""
         for callback in self._on_link:
-            callback(link)
+            run_callback(lambda: callback(link))  # noqa: B023 - run at once
 
     # -- peers ------------------------------------------------------------------------------------------------
 
     def _dial(self, address: str, generation: int, transfer: Transfer[Link]) -> None:
-        dial = self._dials.get((address, generation))
-        if dial is None or dial.over:
+        dial = self._find_dial(address, generation)
+        if dial is None:
             try:
                 dial = Dial(self, self._sockets, address, generation, HANDSHAKE_TIMEOUT)
             except KVBridgeError as error:
@@ -295,7 +325,16 @@ class Endpoint:
             self._dials[address, generation] = dial
         dial.ask(transfer)
 
+    def _find_dial(self, address: str, generation: int) -> Dial | None:
+        """Find an attempt or a link to this incarnation at this address."""
+        for (to, wanted), dial in self._dials.items():
+            peer = dial.link.peer.generation if dial.link is not None else wanted
+            if to == address and not dial.over and (generation == wanted or generation in (0, peer)):
+                return dial
+        return None
+
     def _beat(self) -> None:
+        self.after(PING_INTERVAL, self._beat)  # first, so that it goes on whatever happens below
         now = time.monotonic()
         for key, dial in list(self._dials.items()):
             if dial.link is not None:
@@ -305,15 +344,15 @@ class Endpoint:
             if dial.over:
                 del self._dials[key]
         for origin, link in list(self._inbound.items()):
+            link.send(Pong())
             if now - link.heard > DEAD_AFTER:
-                del self._inbound[origin]
+                self._inbound.pop(origin, None)
                 link.down(lost(link.peer.name, f"silent for more than {DEAD_AFTER:g} s"), tell=True)
-        self.after(PING_INTERVAL, self._beat)
 
     def _say_goodbye(self, done: Transfer[None]) -> None:
         error = ClosedError(f"the endpoint {self.address} was closed")
         for callback in self._on_close:
-            callback(error)
+            run_callback(lambda: callback(error))  # noqa: B023 - run at once
         for dial in list(self._dials.values()):
             dial.end(error, tell=True)
         for link in list(self._inbound.values()):

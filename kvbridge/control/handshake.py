@@ -12,6 +12,15 @@ if TYPE_CHECKING:
 
     from kvbridge.control.messages import Hello, Identity
 
+MAX_LISTED = 64
+"""Differing fields that a refusal lists."""
+
+MAX_VALUE = 200
+"""Characters of a value that it shows."""
+
+MAX_REASON = 4000
+"""Characters of a reason."""
+
 ABSENT = "(absent)"
 
 
@@ -44,11 +53,27 @@ def refusal(hello: Hello, here: Identity, accepts: Callable[[bytes], str | None]
         {**hello.identity.fingerprint, "backend": hello.identity.backend},
     )
     if found:
-        return Refused(HandshakeError.code, "the peers' KV cannot be exchanged", found)
-    reason = accepts(hello.identity.card)
+        return Refused(HandshakeError.code, "the peers' KV cannot be exchanged", _shortened(found))
+    reason = opinion(accepts, hello.identity.card)
     if reason is not None:
         return Refused(HandshakeError.code, reason)
     return None
+
+
+def opinion(accepts: Callable[[bytes], str | None], card: bytes) -> str | None:
+    """Ask a backend whether it can work with a card; one that raises cannot."""
+    try:
+        reason = accepts(card)
+    except Exception as error:  # whatever a plugin raises over a peer's bytes
+        reason = f"the backend could not read the peer's card: {error!r}"
+    return None if reason is None else reason[:MAX_REASON]
+
+
+def _shortened(found: tuple[tuple[str, str, str], ...]) -> tuple[tuple[str, str, str], ...]:
+    """Cut a list of differences to what one message can carry."""
+    listed = tuple((field[:64], here[:MAX_VALUE], there[:MAX_VALUE]) for field, here, there in found[:MAX_LISTED])
+    more = len(found) - len(listed)
+    return (*listed, (f"and {more} more", "", "")) if more else listed
 
 
 def refused_error(refused: Refused, name: str) -> HandshakeError:

@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from kvbridge.memory import Payload
 
 
-LOST_GRACE = 1.0
+MIN_RENEWAL = 0.05
+"""Seconds between two renewals at least, whatever a sender promises."""
+
+LOST_GRACE = 0.5
 """Seconds that a read under way may go on after its sender was lost: what is in place already can still be had."""
 
 
@@ -66,6 +69,11 @@ class Incoming:
         self._transfer: Transfer[None] | None = None
         self._use = threading.Lock()
         self._complete = False
+
+    @property
+    def link(self) -> Link:
+        """The link to the sender."""
+        return self._inbox.link
 
     @property
     def endpoint(self) -> Endpoint:
@@ -142,7 +150,7 @@ class Incoming:
         if not self._renewal_sent:
             self._renewal_sent = time.monotonic()
         self._inbox.link.send(Renew(self._inbox.channel, self.offered.seq))
-        self._inbox.link.endpoint.after(self._offer.valid / 3, self.renew)
+        self._inbox.link.endpoint.after(max(self._offer.valid / 3, MIN_RENEWAL), self.renew)
 
     # -- inside -----------------------------------------------------------------------------------------------
 
@@ -265,7 +273,8 @@ class Inbox:
         elif isinstance(message, Renewed):
             known.renewed(message.valid)
         elif isinstance(message, Withdrawn):
-            known.void(from_code(message.code, message.message))
+            error = from_code(message.code, message.message)
+            known.void(PeerClosedError(message.message) if isinstance(error, ClosedError) else error)
 
     def gone(self, incoming: Incoming) -> bool:
         """Whether an offer has ended or its link is down."""

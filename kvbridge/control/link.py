@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvbridge.control.messages import Bye, encode
-from kvbridge.errors import KVBridgeError, PeerClosedError, PeerLostError
+from kvbridge.control.messages import MAX_MESSAGE_BYTES, Bye, encode
+from kvbridge.errors import KVBridgeError, PeerClosedError, PeerLostError, ProtocolError
+from kvbridge.transfer import run_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,9 +51,19 @@ class Link:
         return self.error is None
 
     def send(self, message: Message) -> None:
-        """Send a message. On a link that is down it is dropped: `on_down` has told already."""
-        if self.up:
-            self._transmit(encode(message))
+        """Send a message. On a link that is down it is dropped: `on_down` has told already.
+
+        Raises:
+            ProtocolError: It is larger than a peer would take.
+        """
+        if not self.up:
+            return
+        frame = encode(message)
+        if len(frame) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(
+                f"a {type(message).__name__} of {len(frame)} bytes: at most {MAX_MESSAGE_BYTES} can be sent"
+            )
+        self._transmit(frame)
 
     def route(self, channel: str, handler: Callable[[Routed], None] | None) -> None:
         """Give the messages of a channel to `handler`; None ends that."""
@@ -101,7 +112,7 @@ class Link:
         self._early.clear()
         callbacks, self._on_down = self._on_down, []
         for callback in callbacks:
-            callback(error)
+            run_callback(lambda: callback(error))  # noqa: B023 - run at once
 
 
 def lost(name: str, why: str) -> PeerLostError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvbridge.control.handshake import refused_error
+from kvbridge.control.handshake import opinion, refused_error
 from kvbridge.control.link import Link, closed, lost
 from kvbridge.control.messages import PROTOCOL, Bye, Hello, Message, Pong, Refused, Welcome, encode
 from kvbridge.errors import HandshakeError, KVBridgeError, PeerLostError, StaleGenerationError
@@ -100,7 +100,7 @@ class Dial:
             self._socket.send(encode(Bye(StaleGenerationError.code)))
             self.end(StaleGenerationError(f"{peer.name} at {self.address} was restarted: what it held before is gone"))
             return
-        reason = self._endpoint.backend.accepts(peer.card)
+        reason = opinion(self._endpoint.backend.accepts, peer.card)
         if reason is not None:
             self._socket.send(encode(Bye(HandshakeError.code, reason)))
             self.end(HandshakeError(f"cannot work with {peer.name}: {reason}"))

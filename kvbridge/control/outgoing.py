@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvbridge.abc.backend import MoveState
 from kvbridge.control.attempt import attempt
 from kvbridge.control.messages import Abort, Accept, Done, Landed, Offer, Renew, Renewed, Routed, Withdrawn
-from kvbridge.errors import ClosedError, KeyDroppedError, KVBridgeError, LeaseExpiredError
+from kvbridge.errors import ClosedError, KeyDroppedError, KVBridgeError, LeaseExpiredError, PeerClosedError
 from kvbridge.transfer import cancelled
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class _Outgoing:
     move: Move | None = None
     void: KVBridgeError | None = None
     taken: bool = False
+    prepared: bool = False
 
 
 class Outbox:
@@ -73,8 +74,8 @@ class Outbox:
         self._link.endpoint.after(valid, lambda: self._check(outgoing))
         return seq
 
-    def prepare(self, seq: int) -> None:
-        """Advance `Held.step` in the background until it is done; a failure withdraws the offer."""
+    def prepare(self, seq: int, prepared: Callable[[], None]) -> None:
+        """Advance `Held.step` in the background until it is done, then call `prepared`; a failure withdraws the offer."""
         outgoing = self._offers[seq]
 
         def step() -> bool | None:
@@ -85,10 +86,19 @@ class Outbox:
             except KVBridgeError as error:
                 self._withdraw(outgoing, error)
                 return None
-            return None if state is MoveState.DONE else state is MoveState.AGAIN
+            if state is not MoveState.DONE:
+                return state is MoveState.AGAIN
+            outgoing.prepared = True
+            prepared()
+            return None
 
         if step() is not None:
             self._link.endpoint.move(step)
+
+    def detached(self, seq: int) -> bool:
+        """Whether the caller's memory is free although the offer stands."""
+        outgoing = self._offers.get(seq)
+        return outgoing is not None and outgoing.prepared and self._backend.capabilities.detaches
 
     def withdraw(self, seq: int, error: KVBridgeError | None = None) -> None:
         """Take an offer back. It ends when the receiver agrees, or when it would have expired."""
@@ -113,8 +123,8 @@ class Outbox:
             self._aborted(outgoing)
 
     def _lost(self, error: KVBridgeError) -> None:
-        """End everything when this side closes. When the peer is lost, offers stand until they expire."""
-        if not isinstance(error, ClosedError):
+        """End everything when either side closes in order. When the peer is lost, offers stand until they expire."""
+        if not isinstance(error, (ClosedError, PeerClosedError)):
             return
         for outgoing in list(self._offers.values()):
             outgoing.void = outgoing.void or error

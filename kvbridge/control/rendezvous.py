@@ -12,7 +12,7 @@ from kvbridge.control.attempt import attempt
 from kvbridge.control.incoming import Inbox, Incoming
 from kvbridge.control.messages import End
 from kvbridge.control.outgoing import Outbox
-from kvbridge.errors import BusyError, ClosedError, KVBridgeError, PipeBrokenError
+from kvbridge.errors import BusyError, ClosedError, KVBridgeError, PeerLostError, PipeBrokenError
 from kvbridge.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -42,7 +42,17 @@ class RendezvousSender(SendPipe):
         self._link.on_down(self._went_down)
 
     def _went_down(self, error: KVBridgeError) -> None:
-        self._broken = PipeBrokenError(f"the pipe {self._channel} is broken: {error}")
+        self._broken = _broken(self._channel, error)
+        self._fail_detached()
+
+    def _fail_detached(self) -> None:
+        """On a broken pipe, fail what the caller's memory is free of: only a copy is kept until the offer expires."""
+        for transfer, seq in list(self._open.items()):
+            if self._broken is not None and self._box.detached(seq):
+                transfer.fail(self._broken)
+
+    def _as_broken(self, error: KVBridgeError) -> KVBridgeError:
+        return _broken(self._channel, error) if isinstance(error, PeerLostError) else error
 
     def _post(self, payload: Payload, spec: Spec, tag: int) -> Transfer[None]:
         if self._broken is not None:
@@ -75,10 +85,10 @@ class RendezvousSender(SendPipe):
             if error is None:
                 transfer.resolve(None)
             else:
-                transfer.fail(self._broken or error)
+                transfer.fail(self._broken or self._as_broken(error))
 
         self._open[transfer] = self._box.offer(held, spec, tag, VALID, ended)
-        self._box.prepare(self._open[transfer])
+        self._box.prepare(self._open[transfer], self._fail_detached)
 
     def _close(self) -> None:
         try:
@@ -145,7 +155,17 @@ class RendezvousReceiver(RecvPipe):
         raise BusyError(f"the offer {offer.seq} of {self._channel} was taken or declined before")
 
     def _accept(self, offer: Offered, out: Payload, skip: int) -> Transfer[None]:
-        return self._find(offer).fill(out, skip)
+        fill = self._find(offer).fill(out, skip)
+        transfer: Transfer[None] = Transfer(fill.what, fill.cancel)
+
+        def filled(done: Transfer[None]) -> None:
+            if isinstance(done.error, PeerLostError):
+                transfer.fail(_broken(self._channel, done.error))
+            else:
+                done.hand_on(transfer)
+
+        fill.on_done(filled)
+        return transfer
 
     def _decline(self, offer: Offered) -> None:
         incoming = self._find(offer)
@@ -158,3 +178,7 @@ class RendezvousReceiver(RecvPipe):
             )
         except KVBridgeError:
             self._end = ClosedError(f"the pipe {self._channel} was closed")
+
+
+def _broken(channel: str, error: KVBridgeError) -> PipeBrokenError:
+    return PipeBrokenError(f"the pipe {channel} is broken: {error}")

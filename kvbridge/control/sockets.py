@@ -7,6 +7,7 @@ that does not read loses messages and is then found dead by its silence.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 
 MAX_FRAMES_PER_POLL = 64
 """Frames read from one socket before the others have their turn."""
+
+HEARTBEAT_MS = 500
+"""Milliseconds between the sockets' own heartbeats. Threads of ZeroMQ answer them, so that a process whose
+interpreter is busy is not taken for a dead one."""
+
+HEARTBEAT_TIMEOUT_MS = 3000
+"""Milliseconds after which a connection without heartbeats is closed: the process is stopped, or the network gone."""
 
 MAX_QUEUED = 10_000
 """Messages that may wait for one peer."""
@@ -103,6 +111,9 @@ class Sockets:
         Raises:
             ConfigError: The address is not one.
         """
+        found = re.fullmatch(r"tcp://[^\s/]+:(\d{1,5})", address)
+        if found is None or not 0 < int(found[1]) < 1 << 16:
+            raise ConfigError(f"{address!r} is not an address of the form tcp://host:port")
         dealer = self._context.socket(zmq.DEALER)
         self._configure(dealer)
         try:
@@ -123,18 +134,22 @@ class Sockets:
             self._outbound.pop(watched, None)
             self._poller.unregister(watched)
 
-    def sender(self, origin: bytes) -> Callable[[bytes], None]:
-        """Return a function that sends frames to a peer that dialled us."""
+    def sender(self, origin: bytes, gone: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Return a function that sends frames to a peer that dialled us; `gone(origin)` if it is not there."""
 
         def send(frame: bytes) -> None:
-            with contextlib.suppress(zmq.ZMQError):  # gone or not reading: its silence tells
+            try:
                 self._router.send_multipart([origin, frame], zmq.DONTWAIT)
+            except zmq.Again:
+                return  # it does not read: its silence will tell
+            except zmq.ZMQError:
+                gone(origin)
 
         return send
 
     def reply(self, origin: bytes, message: Message) -> None:
         """Send one message to a peer that dialled us."""
-        self.sender(origin)(encode(message))
+        self.sender(origin, lambda _: None)(encode(message))
 
     def poll(self, timeout: float) -> list[tuple[bytes | Dial, bytes | None]]:
         """Wait up to `timeout` seconds for frames.
@@ -190,6 +205,9 @@ class Sockets:
     @staticmethod
     def _configure(sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.LINGER, 100)
+        sock.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        sock.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
         sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         sock.setsockopt(zmq.SNDHWM, MAX_QUEUED)
         sock.setsockopt(zmq.RCVHWM, MAX_QUEUED)

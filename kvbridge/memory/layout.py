@@ -11,15 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from kvbridge.errors import ConfigError
-from kvbridge.memory.pages import Pages
+from kvbridge.errors import ConfigError, SpecMismatchError
+from kvbridge.memory.pages import Pages, id_array
 from kvbridge.memory.region import Region
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -108,10 +107,12 @@ class CacheLayout:
         Raises:
             SpecMismatchError: An id is the null block or lies outside of the cache.
         """
+        if len(block_ids) != len(self.groups):
+            raise SpecMismatchError(f"{len(block_ids)} lists of blocks for {len(self.groups)} cache groups")
         regions: list[Region] = []
         ids: list[NDArray[np.int64]] = []
         for indices, blocks in zip(self.groups, block_ids, strict=True):
-            array = np.asarray(blocks, dtype=np.int64)
+            array = id_array(blocks)
             regions.extend(self.regions[index] for index in indices)
             ids.extend([array] * len(indices))
         return Pages(tuple(regions), tuple(ids))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from kvbridge.errors import SpecMismatchError
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from kvbridge.memory.region import Region
 
 
+Count = Annotated[int, Meta(ge=0, le=1 << 48)]
+
+
 class PagesSpec(msgspec.Struct, frozen=True, tag="pages"):
     """Shape of a `Pages` payload: enough for a receiver to check its destination.
 
@@ -26,13 +30,28 @@ class PagesSpec(msgspec.Struct, frozen=True, tag="pages"):
         counts: Number of blocks, for each region in order.
     """
 
-    page_bytes: tuple[int, ...]
-    counts: tuple[int, ...]
+    page_bytes: tuple[Count, ...]
+    counts: tuple[Count, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all pages."""
         return sum(size * count for size, count in zip(self.page_bytes, self.counts, strict=True))
+
+
+def id_array(block_ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Make an array of block ids.
+
+    Raises:
+        SpecMismatchError: They are not whole numbers in one row.
+    """
+    try:
+        found = np.asarray(block_ids)
+    except ValueError as error:
+        raise SpecMismatchError(f"block ids are whole numbers in one row: {error}") from error
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise SpecMismatchError(f"block ids are whole numbers in one row; found {found.dtype} of shape {found.shape}")
+    return np.ascontiguousarray(found, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +91,7 @@ class Pages:
     @classmethod
     def of(cls, regions: Sequence[Region], block_ids: Sequence[int] | NDArray[np.int64]) -> Pages:
         """Name the same blocks in every region."""
-        ids = np.ascontiguousarray(block_ids, dtype=np.int64)
+        ids = id_array(block_ids)
         return cls(tuple(regions), (ids,) * len(regions))
 
     @property

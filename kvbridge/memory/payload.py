@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from kvbridge.errors import SpecMismatchError
 from kvbridge.memory.pages import Pages, PagesSpec
-from kvbridge.memory.tensors import TensorSpec, is_tensor, tensor_spec
+from kvbridge.memory.tensors import TensorSpec, check_plain, is_tensor, tensor_spec
 
 Payload: TypeAlias = Any
 """A numpy array, a torch tensor, or `Pages`."""
@@ -53,6 +53,7 @@ def check_destination(value: Spec, out: Payload, skip: int = 0) -> None:
     )
     if not same:
         raise SpecMismatchError(f"the destination is {_short(found)}, the value is {_short(value)}")
+    check_plain(out, writable=True)
 
 
 def _pages(spec: PagesSpec) -> str:

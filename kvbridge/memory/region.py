@@ -92,7 +92,7 @@ class Region:
             page_bytes: Bytes of one page.
             first_block: The lowest block id that may be moved.
         """
-        if memory.dtype != np.uint8 or not memory.flags.c_contiguous or memory.nbytes % page_bytes:
+        if page_bytes <= 0 or memory.dtype != np.uint8 or not memory.flags.c_contiguous or memory.nbytes % page_bytes:
             raise ConfigError(
                 f"a region needs a contiguous uint8 array of whole pages of {page_bytes} bytes; found "
                 f"{memory.dtype} of {memory.nbytes} bytes"

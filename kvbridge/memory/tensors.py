@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from kvbridge.errors import SpecMismatchError, UnsupportedError
+from kvbridge.errors import CapacityError, SpecMismatchError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+Extent = Annotated[int, Meta(ge=0, le=1 << 48)]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, tag="tensor"):
@@ -24,10 +28,10 @@ class TensorSpec(msgspec.Struct, frozen=True, tag="tensor"):
         library: `"torch"` or `"numpy"`: what `recv_tensor` makes when it allocates.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
-    itemsize: int
-    library: str
+    dtype: Annotated[str, Meta(max_length=64)]
+    shape: Annotated[tuple[Extent, ...], Meta(max_length=64)]
+    itemsize: Annotated[int, Meta(ge=1, le=1024)]
+    library: Literal["numpy", "torch"]
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +62,24 @@ def tensor_spec(tensor: Any) -> TensorSpec:
     return TensorSpec(name, tuple(tensor.shape), tensor.element_size(), "torch")
 
 
+def check_plain(tensor: Any, *, writable: bool = False) -> None:
+    """Check that a tensor is one run of bytes that means what it says, and can be written to if it has to be.
+
+    Raises:
+        SpecMismatchError: It is not; the message says what to do.
+    """
+    if isinstance(tensor, np.ndarray):
+        if not tensor.flags.c_contiguous:
+            raise SpecMismatchError("the array is not contiguous: pass numpy.ascontiguousarray(it)")
+        if writable and not tensor.flags.writeable:
+            raise SpecMismatchError("the array is read-only: it cannot be a destination")
+        return
+    if not tensor.is_contiguous():
+        raise SpecMismatchError("the tensor is not contiguous: pass tensor.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise SpecMismatchError("the tensor is a lazy conjugate or negative: pass tensor.resolve_conj().resolve_neg()")
+
+
 def tensor_bytes(tensor: Any) -> NDArray[np.uint8]:
     """View a contiguous host tensor as its bytes, without a copy. The memory stays the tensor's.
 
@@ -65,16 +87,11 @@ def tensor_bytes(tensor: Any) -> NDArray[np.uint8]:
         UnsupportedError: The tensor is not in host memory.
         SpecMismatchError: The tensor is not contiguous.
     """
+    check_plain(tensor)
     if isinstance(tensor, np.ndarray):
-        if not tensor.flags.c_contiguous:
-            raise SpecMismatchError("the array is not contiguous: pass numpy.ascontiguousarray(it)")
         return tensor.reshape(-1).view(np.uint8)
     if tensor.device.type != "cpu":
         raise UnsupportedError(f"the tensor is on {tensor.device}, this backend moves host memory only", flag="cuda")
-    if not tensor.is_contiguous():
-        raise SpecMismatchError("the tensor is not contiguous: pass tensor.contiguous()")
-    if tensor.is_conj() or tensor.is_neg():
-        raise SpecMismatchError("the tensor is a lazy conjugate or negative: pass tensor.resolve_conj().resolve_neg()")
     torch = sys.modules["torch"]
     flat: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return flat
@@ -85,12 +102,30 @@ def new_tensor(spec: TensorSpec) -> Any:
 
     Raises:
         UnsupportedError: The sender's tensor is torch's and torch is not installed, or the dtype is unknown here.
+        CapacityError: There is not so much memory.
     """
-    if spec.library == "numpy":
-        try:
-            return np.empty(spec.shape, dtype=np.dtype(spec.dtype))
-        except TypeError as error:
-            raise UnsupportedError(f"numpy has no dtype {spec.dtype!r} here", flag="tensors") from error
+    try:
+        tensor = _empty_array(spec) if spec.library == "numpy" else _empty_tensor(spec)
+    except (ValueError, MemoryError, RuntimeError, OverflowError) as error:
+        raise CapacityError(
+            f"cannot allocate {spec.nbytes} bytes for {spec.dtype}{list(spec.shape)}: {error}"
+        ) from error
+    if tensor_spec(tensor).itemsize != spec.itemsize:
+        raise UnsupportedError(
+            f"an element of {spec.dtype} has {spec.itemsize} bytes at the sender, other than here", flag="tensors"
+        )
+    return tensor
+
+
+def _empty_array(spec: TensorSpec) -> NDArray[Any]:
+    try:
+        dtype = np.dtype(spec.dtype)
+    except TypeError as error:
+        raise UnsupportedError(f"numpy has no dtype {spec.dtype!r} here", flag="tensors") from error
+    return np.empty(spec.shape, dtype=dtype)
+
+
+def _empty_tensor(spec: TensorSpec) -> Any:
     try:
         import torch  # noqa: PLC0415 - torch is a peer: loaded only for a sender's torch tensor
     except ImportError as error:
@@ -99,6 +134,6 @@ def new_tensor(spec: TensorSpec) -> Any:
             flag="tensors",
         ) from error
     dtype = getattr(torch, spec.dtype, None)
-    if dtype is None:
+    if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"torch {torch.__version__} has no dtype {spec.dtype!r}", flag="tensors")
     return torch.empty(spec.shape, dtype=dtype)
