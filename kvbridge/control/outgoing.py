@@ -75,7 +75,7 @@ class Outbox:
         return seq
 
     def prepare(self, seq: int, prepared: Callable[[], None]) -> None:
-        """Advance `Held.step` in the background until it is done, then call `prepared`; a failure withdraws the offer."""
+        """Advance `Held.step` in the background, then call `prepared`; a failure withdraws the offer."""
         outgoing = self._offers[seq]
 
         def step() -> bool | None:

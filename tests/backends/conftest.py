@@ -1,0 +1,50 @@
+"""Nodes and peers that are closed after each test, whatever it did."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.nodes import Node
+from tests.peers import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def node() -> Iterator[Callable[..., Node]]:
+    """Make nodes in this process. None of their threads may survive their close."""
+    made: list[Node] = []
+
+    def make(**options: Any) -> Node:
+        made.append(Node(**options))
+        return made[-1]
+
+    yield make
+    for one in reversed(made):
+        one.close()
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("kvbridge-")]
+    assert not left
+
+
+@pytest.fixture
+def peer() -> Iterator[Callable[..., Peer]]:
+    """Make nodes in processes of their own."""
+    made: list[Peer] = []
+
+    def make(constants: dict[str, Any] | None = None, **options: Any) -> Peer:
+        made.append(Peer(constants, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def pair(node: Callable[..., Node]) -> tuple[Node, Node]:
+    """A producer and a consumer in this process."""
+    return node(name="producer"), node(name="consumer")

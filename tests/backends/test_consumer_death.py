@@ -1,0 +1,150 @@
+"""`kill -9` of a consumer: its producer's memory comes back, and what it did not take is there for others."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvbridge.abc import Key
+from kvbridge.buffers import producer as producer_module
+from kvbridge.control import endpoint
+from kvbridge.errors import KeyConsumedError
+from tests.nodes import MIB, Node, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.peers import Peer
+
+VALID = 1.0
+"""Seconds of a promise, shortened from 10."""
+
+BACK_WITHIN = 4 * VALID
+"""Seconds: promise, one more look, and a busy machine."""
+
+CLOSED_WITHIN = 2.0
+NBYTES = 8 * MIB
+
+
+@pytest.fixture
+def trio(
+    peer: Callable[..., Peer], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Node, Peer, Node]:
+    """A producer, a consumer that will die, and another consumer. Heartbeats four times as fast as usual."""
+    monkeypatch.setattr(producer_module, "VALID", VALID)
+    beats = {"PING_INTERVAL": 0.25, "DEAD_AFTER": 1.0}
+    for name, value in beats.items():
+        monkeypatch.setattr(endpoint, name, value)
+    dying = peer({f"kvbridge.control.endpoint:{name}": value for name, value in beats.items()})
+    return node(name="producer"), dying, node(name="consumer")
+
+
+def goes_on(producer: Node, other: Node) -> None:
+    """The room is back, and the producer serves others from it."""
+    producer.await_used(0, BACK_WITHIN)
+    producer.insert("last", 9, NBYTES)
+    other.take(Key("last", *producer.where()), 9, NBYTES)
+    producer.await_used(0)
+    assert producer.stats()["entries"] == 0
+    assert producer.counters().get("internal_errors", 0) == 0
+    assert producer.close() < CLOSED_WITHIN
+
+
+def await_death(producer: Node) -> None:
+    """Wait until the producer knows that its first consumer is gone."""
+    eventually(lambda: not producer.link().up, 5.0, lambda: "the producer still takes its consumer for alive")
+    producer.flush()
+
+
+def test_a_consumer_that_dies_after_the_handshake_is_forgotten(trio: tuple[Node, Peer, Node]) -> None:
+    producer, consumer, other = trio
+    consumer.do("connect", producer.endpoint.address)
+    consumer.kill()
+    await_death(producer)
+    assert not producer.endpoint._inbound
+    goes_on(producer, other)
+
+
+@pytest.mark.parametrize("verb", ["select", "drop_select"])
+def test_a_value_that_comes_after_its_waiting_consumer_died_is_there_for_another(
+    trio: tuple[Node, Peer, Node], verb: str
+) -> None:
+    producer, consumer, other = trio
+    consumer.do("begin", "t", verb, Key("k", *producer.where()), 1, NBYTES)
+    consumer.do("flush")
+    producer.link()
+    eventually(lambda: bool(producer.buffer._shelf._waiting), 2.0, lambda: "the question did not come")
+    consumer.kill()
+    await_death(producer)
+    producer.insert("k", 1, NBYTES)
+    other.take(Key("k", *producer.where()), 1, NBYTES)
+    goes_on(producer, other)
+
+
+def test_a_claimed_value_comes_back_and_counts_as_consumed(trio: tuple[Node, Peer, Node]) -> None:
+    producer, consumer, other = trio
+    producer.insert("k", 1, NBYTES)
+    consumer.do("claim", "c", Key("k", *producer.where()))
+    consumer.kill()
+    with pytest.raises(KeyConsumedError):
+        other.take(Key("k", *producer.where()), 1, NBYTES)
+    producer.await_used(0, BACK_WITHIN)
+    assert producer.stats()["not_taken"] == 1
+    with pytest.raises(KeyConsumedError):
+        other.take(Key("k", *producer.where()), 1, NBYTES)
+    goes_on(producer, other)
+
+
+def test_a_value_selected_by_a_consumer_that_died_stays_for_others(trio: tuple[Node, Peer, Node]) -> None:
+    producer, consumer, other = trio
+    producer.insert("k", 1, NBYTES)
+    consumer.do("claim", "c", Key("k", *producer.where()), take=False)
+    consumer.kill()
+    other.take(Key("k", *producer.where()), 1, NBYTES, verb="select")
+    other.take(Key("k", *producer.where()), 1, NBYTES)
+    goes_on(producer, other)
+
+
+@pytest.mark.parametrize("slices", [0, 1, 3])
+def test_a_value_whose_reader_dies_in_mid_transfer_comes_back(trio: tuple[Node, Peer, Node], slices: int) -> None:
+    producer, consumer, other = trio
+    producer.insert("k", 1, NBYTES)
+    consumer.do("gate", "scatter", slices)
+    consumer.do("begin", "t", "drop_select", Key("k", *producer.where()), 1, NBYTES)
+    consumer.do("await_gate", "scatter")
+    consumer.kill()
+    goes_on(producer, other)
+
+
+def test_a_value_whose_reader_dies_while_it_is_still_gathered_comes_back(trio: tuple[Node, Peer, Node]) -> None:
+    producer, consumer, other = trio
+    producer.gate("gather", 1)
+    producer.begin_insert("i", "k", 1, NBYTES)
+    consumer.do("begin", "t", "drop_select", Key("k", *producer.where()), 1, NBYTES)
+    producer.await_gate("gather")
+    eventually(lambda: bool(producer.buffer._shelf._entries["k"].offers), 5.0, lambda: "nobody asked")
+    consumer.kill()
+    producer.await_used(0, BACK_WITHIN)
+    producer.gate("gather", None)
+    producer.end("i", 2.0)  # the source's memory is free, though nobody took the value
+    goes_on(producer, other)
+
+
+def test_memory_that_a_reader_may_still_touch_is_not_given_to_others_before_the_promise_is_over(
+    trio: tuple[Node, Peer, Node],
+) -> None:
+    producer, consumer, other = trio
+    producer.insert("k", 1, NBYTES)
+    consumer.do("claim", "c", Key("k", *producer.where()))
+    asked = time.monotonic()
+    producer.buffer.drop([Key("k")])
+    consumer.signal(19)  # SIGSTOP: it lives, is silent, and may go on reading any time
+    producer.flush()
+    while time.monotonic() < asked + VALID / 2:
+        assert producer.used() in (0, 8 * MIB + 4096)
+        if producer.used() == 0:
+            break  # it answered before it was stopped
+        time.sleep(0.01)
+    goes_on(producer, other)

@@ -1,0 +1,91 @@
+"""`Loop`: a named thread that stops in time and does not die in silence."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from kvbridge.errors import KVBridgeError
+from kvbridge.threads import Loop
+
+
+def nothing() -> None:
+    time.sleep(0.001)
+
+
+def test_it_runs_under_the_projects_name_until_it_is_stopped() -> None:
+    steps: list[str] = []
+    enough = threading.Event()
+
+    def step() -> None:
+        steps.append(threading.current_thread().name)
+        if len(steps) >= 3:
+            enough.set()
+        time.sleep(0.001)
+
+    loop = Loop("x", step, nothing)
+    assert enough.wait(5)
+    assert not loop.current
+    loop.check()
+    assert loop.stop(5)
+    count = len(steps)
+    time.sleep(0.02)
+    assert len(steps) == count
+    assert set(steps) == {"kvbridge-x"}
+    assert loop.stop(5)
+
+
+def test_stopping_wakes_a_step_that_waits() -> None:
+    woken = threading.Event()
+    loop = Loop("x", lambda: woken.wait(30) and None, woken.set)
+    start = time.monotonic()
+    assert loop.stop(5)
+    assert time.monotonic() - start < 3
+
+
+def test_a_step_that_hangs_is_told_and_does_not_hang_the_caller() -> None:
+    go_on = threading.Event()
+    loop = Loop("x", lambda: go_on.wait(30) and None, nothing)
+    start = time.monotonic()
+    assert not loop.stop(0.1)
+    assert time.monotonic() - start < 3
+    go_on.set()
+    assert loop.stop(5)
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), SystemExit(3), KeyboardInterrupt()])
+def test_what_ends_the_thread_reaches_the_next_caller_again_and_again(error: BaseException) -> None:
+    def step() -> None:
+        raise error
+
+    loop = Loop("x", step, nothing)
+    loop._thread.join(5)
+    for _ in range(2):
+        with pytest.raises(KVBridgeError, match="kvbridge-x") as found:
+            loop.check()
+        assert found.value.__cause__ is error
+    assert loop.stop(5)
+
+
+def test_a_loop_may_be_stopped_from_its_own_thread() -> None:
+    found: list[bool] = []
+    ready = threading.Event()
+
+    def step() -> None:
+        if ready.wait(5):
+            found.append(loop.current)
+            loop.stop(1)
+
+    loop = Loop("x", step, nothing)
+    ready.set()
+    loop._thread.join(5)
+    assert not loop._thread.is_alive()
+    assert found == [True]
+
+
+def test_the_thread_does_not_keep_the_process_alive() -> None:
+    loop = Loop("x", nothing, nothing)
+    assert loop._thread.daemon
+    loop.stop(5)
