@@ -6,6 +6,8 @@ because it goes stale for two minutes after a reinstall and forgets which distri
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import subprocess
 import sys
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from kvbridge.abc import Backend
 
 GROUP = "kvbridge.backends"
+
+ANSWER = "kvbridge-probe:"
+"""Start of the line in which a probing child answers; a vendor's library may print others around it."""
 
 PROBE_TIMEOUT = 60.0
 """Seconds that a backend's probe in a child process may take: importing a vendor's library can be slow."""
@@ -124,13 +129,21 @@ def load_backend(name: str) -> type[Backend[Any]]:
 
     where = f"the backend {name!r} of {entry.distribution} {entry.version} ({entry.target})"
     try:
-        cls = Manager(GROUP, name, invoke_on_load=False, warn_on_missing_entrypoint=False).driver
-    except Exception as error:  # whatever a plugin raises while it is imported
+        cls = Manager(GROUP, name, invoke_on_load=False).driver
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a plugin does while it is imported, SystemExit included
         raise BackendConflictError(f"{where} cannot be imported: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendConflictError(f"{where} is {cls!r}, expected a subclass of kvbridge.abc.Backend")
     if getattr(cls, "name", None) != name:
         raise BackendConflictError(f"{where} calls itself {getattr(cls, 'name', None)!r}: the names must be equal")
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise BackendConflictError(f"{where} lacks methods of the contract: {missing}")
+    options = getattr(cls, "Options", None)
+    if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
+        raise BackendConflictError(f"{where} has Options = {options!r}, expected a msgspec.Struct type")
     return cls
 
 
@@ -151,13 +164,13 @@ def probe_backend(name: str, options: Mapping[str, Any] | None = None) -> Probed
     command = [sys.executable, "-m", "kvbridge.cli.probe", name, json.dumps(dict(options or {}))]
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
-            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=False
+            command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
         return Probed(Probe(ok=False, reason=f"its probe did not end within {PROBE_TIMEOUT:g} s"))
-    last = done.stdout.strip().splitlines()[-1:] or [""]
-    try:
-        return msgspec.json.decode(last[0], type=Probed)
-    except msgspec.DecodeError:
-        tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
-        return Probed(Probe(ok=False, reason=f"its probe ended with code {done.returncode}: {tail[0]}"))
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(ANSWER):
+            with contextlib.suppress(msgspec.DecodeError):
+                return msgspec.json.decode(line.removeprefix(ANSWER), type=Probed)
+    tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+    return Probed(Probe(ok=False, reason=f"its probe ended with code {done.returncode}: {tail[0]}"))

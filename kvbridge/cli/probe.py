@@ -13,7 +13,7 @@ import msgspec
 
 from kvbridge.capabilities import Probe
 from kvbridge.config import convert
-from kvbridge.registry import Probed, load_backend
+from kvbridge.registry import ANSWER, Probed, load_backend
 
 
 def probe(name: str, options: str) -> Probed:
@@ -29,7 +29,7 @@ def probe(name: str, options: str) -> Probed:
             return Probed(found, backend.capabilities)
         finally:
             backend.close()
-    except Exception as error:  # a finding about a plugin, whatever it is
+    except (Exception, SystemExit) as error:  # a finding about a plugin, whatever it is
         return Probed(Probe(ok=False, reason=f"{error}" or repr(error)))
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     """Print one line of JSON on standard output; what a plugin prints goes to standard error."""
     with contextlib.redirect_stdout(sys.stderr):
         result = probe(sys.argv[1], sys.argv[2])
-    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    sys.stdout.write("\n" + ANSWER + msgspec.json.encode(result).decode() + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -75,7 +76,8 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
             if request_id in self._loads:
                 self._loads[request_id].transfer.cancel()
         if plan.drops:
-            self._buffer.drop([self._key(key) for key in plan.drops if self._rank < len(key.addresses)])
+            with contextlib.suppress(KVBridgeError):  # best effort: the lease is the guarantee
+                self._buffer.drop([self._key(key) for key in plan.drops if self._rank < len(key.addresses)])
 
     def poll(self) -> Outcome:
         """Return what has ended since the last call."""

@@ -105,11 +105,12 @@ def new_tensor(spec: TensorSpec) -> Any:
         CapacityError: There is not so much memory.
     """
     try:
-        tensor = _empty_array(spec) if spec.library == "numpy" else _empty_tensor(spec)
-    except (ValueError, MemoryError, RuntimeError, OverflowError) as error:
-        raise CapacityError(
-            f"cannot allocate {spec.nbytes} bytes for {spec.dtype}{list(spec.shape)}: {error}"
-        ) from error
+        tensor = _LIBRARIES[spec.library](spec)
+    except KeyError:
+        raise UnsupportedError(f"tensors of the library {spec.library!r} are unknown here", flag="tensors") from None
+    except (ValueError, TypeError, MemoryError, RuntimeError, OverflowError) as error:
+        why = str(error).partition("\n")[0][:200]
+        raise CapacityError(f"cannot allocate {spec.nbytes} bytes for {spec.dtype}{list(spec.shape)}: {why}") from error
     if tensor_spec(tensor).itemsize != spec.itemsize:
         raise UnsupportedError(
             f"an element of {spec.dtype} has {spec.itemsize} bytes at the sender, other than here", flag="tensors"
@@ -137,3 +138,6 @@ def _empty_tensor(spec: TensorSpec) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"torch {torch.__version__} has no dtype {spec.dtype!r}", flag="tensors")
     return torch.empty(spec.shape, dtype=dtype)
+
+
+_LIBRARIES = {"numpy": _empty_array, "torch": _empty_tensor}
