@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kvbridge.transfer import Transfer
 
 
+BUSY_PEER_TIMEOUT = 10.0
+"""Seconds more for a peer whose sockets answered. Whoever asked has a deadline of his own."""
+
+
 class Dial:
     """Handshake with the peer at an address, then the owner of the link's socket.
 
@@ -39,9 +43,8 @@ class Dial:
         self._waiting: list[Transfer[Link]] = []
         self._socket: Outbound = sockets.connect(address, self)
         self._socket.send(encode(Hello(PROTOCOL, endpoint.here)))
-        endpoint.after(
-            timeout, lambda: self._expire(f"nothing answered the handshake at {address} within {timeout:g} s")
-        )
+        self._connected = False
+        endpoint.after(timeout, self._expire)
 
     @property
     def over(self) -> bool:
@@ -74,6 +77,10 @@ class Dial:
             self.link.heard = self._sockets.now()
             return None
         return self.link
+
+    def connected(self) -> None:
+        """Take note that a ZeroMQ socket answered, although its owner has not yet."""
+        self._connected = True
 
     def disconnected(self) -> None:
         """Take note that the peer's socket is gone or refused the connection."""
@@ -111,6 +118,12 @@ class Dial:
         for transfer in waiting:
             transfer.resolve(self.link)
 
-    def _expire(self, why: str) -> None:
-        if self.link is None:
-            self.end(PeerLostError(why))
+    def _expire(self) -> None:
+        if self.link is not None or self.over:
+            return
+        if self._connected:
+            # Its process is there: its sockets answered, and go on to. An engine that compiles may keep it busy.
+            self._connected = False
+            self._endpoint.after(BUSY_PEER_TIMEOUT, self._expire)
+            return
+        self.end(PeerLostError(f"nothing answered the handshake at {self.address}: the peer is not there, or hangs"))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from kvbridge.control.outbound import Dial
 
+LOST_EVENTS = int(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+
 MAX_FRAMES_PER_POLL = 64
 """Frames read from one socket before the others have their turn."""
 
@@ -44,7 +46,7 @@ class Outbound:
         self._owner = owner
         self.dealer: zmq.Socket[bytes] | None = dealer
         self.dial = dial
-        self.monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+        self.monitor = dealer.get_monitor_socket(LOST_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, frame: bytes) -> None:
         """Send a frame; dropped when the socket is closed or its queue is full."""
@@ -196,8 +198,10 @@ class Sockets:
             except zmq.Again:
                 break
             if ready is outbound.monitor:
-                parse_monitor_message(parts)
-                frames.append((outbound.dial, None))
+                if parse_monitor_message(parts)["event"] & LOST_EVENTS:
+                    frames.append((outbound.dial, None))
+                else:
+                    outbound.dial.connected()
             else:
                 frames.append((outbound.dial, parts[0] if len(parts) == 1 else b""))
         return frames

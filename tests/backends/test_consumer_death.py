@@ -58,63 +58,36 @@ def await_death(producer: Node) -> None:
     producer.flush()
 
 
-def test_a_consumer_that_dies_after_the_handshake_is_forgotten(trio: tuple[Node, Peer, Node]) -> None:
-    producer, consumer, other = trio
-    consumer.do("connect", producer.endpoint.address)
-    consumer.kill()
-    await_death(producer)
-    assert not producer.endpoint._inbound
-    goes_on(producer, other)
-
-
-@pytest.mark.parametrize("verb", ["select", "drop_select"])
-def test_a_value_that_comes_after_its_waiting_consumer_died_is_there_for_another(
-    trio: tuple[Node, Peer, Node], verb: str
+def test_what_a_dead_consumer_held_comes_back_and_what_it_waited_for_goes_to_another(
+    trio: tuple[Node, Peer, Node],
 ) -> None:
     producer, consumer, other = trio
-    consumer.do("begin", "t", verb, Key("k", *producer.where()), 1, NBYTES)
-    consumer.do("flush")
-    producer.link()
-    eventually(lambda: bool(producer.buffer._shelf._waiting), 2.0, lambda: "the question did not come")
-    consumer.kill()
-    await_death(producer)
-    producer.insert("k", 1, NBYTES)
-    other.take(Key("k", *producer.where()), 1, NBYTES)
-    goes_on(producer, other)
-
-
-def test_a_claimed_value_comes_back_and_counts_as_consumed(trio: tuple[Node, Peer, Node]) -> None:
-    producer, consumer, other = trio
-    producer.insert("k", 1, NBYTES)
-    consumer.do("claim", "c", Key("k", *producer.where()))
-    consumer.kill()
-    with pytest.raises(KeyConsumedError):
-        other.take(Key("k", *producer.where()), 1, NBYTES)
-    producer.await_used(0, BACK_WITHIN)
-    assert producer.stats()["not_taken"] == 1
-    with pytest.raises(KeyConsumedError):
-        other.take(Key("k", *producer.where()), 1, NBYTES)
-    goes_on(producer, other)
-
-
-def test_a_value_selected_by_a_consumer_that_died_stays_for_others(trio: tuple[Node, Peer, Node]) -> None:
-    producer, consumer, other = trio
-    producer.insert("k", 1, NBYTES)
-    consumer.do("claim", "c", Key("k", *producer.where()), take=False)
-    consumer.kill()
-    other.take(Key("k", *producer.where()), 1, NBYTES, verb="select")
-    other.take(Key("k", *producer.where()), 1, NBYTES)
-    goes_on(producer, other)
-
-
-@pytest.mark.parametrize("slices", [0, 1, 3])
-def test_a_value_whose_reader_dies_in_mid_transfer_comes_back(trio: tuple[Node, Peer, Node], slices: int) -> None:
-    producer, consumer, other = trio
-    producer.insert("k", 1, NBYTES)
-    consumer.do("gate", "scatter", slices)
-    consumer.do("begin", "t", "drop_select", Key("k", *producer.where()), 1, NBYTES)
+    for number, name in enumerate(("claimed", "shared", "read")):
+        producer.insert(name, number, NBYTES)
+    consumer.do("claim", "c", Key("claimed", *producer.where()))
+    consumer.do("claim", "s", Key("shared", *producer.where()), take=False)
+    for name, verb in (("late", "drop_select"), ("later", "select")):
+        consumer.do("begin", name, verb, Key(name, *producer.where()), 4, NBYTES)
+    consumer.do("gate", "scatter", 1)
+    consumer.do("begin", "read", "drop_select", Key("read", *producer.where()), 2, NBYTES)
     consumer.do("await_gate", "scatter")
+    eventually(lambda: len(producer.buffer._shelf._waiting) == 2, 2.0, lambda: "the questions did not come")
     consumer.kill()
+
+    other.take(Key("shared", *producer.where()), 1, NBYTES, verb="select")
+    with pytest.raises(KeyConsumedError):
+        other.take(Key("claimed", *producer.where()), 0, NBYTES)
+    await_death(producer)
+    assert all(link.up for link in producer.endpoint._inbound.values())
+    for name in ("late", "later"):
+        producer.insert(name, 4, NBYTES)
+        other.take(Key(name, *producer.where()), 4, NBYTES)
+    other.take(Key("shared", *producer.where()), 1, NBYTES)
+    producer.await_used(0, BACK_WITHIN)
+    producer.await_stats(entries=0, not_taken=3, taken=4)
+    for name in ("claimed", "read"):
+        with pytest.raises(KeyConsumedError):
+            other.take(Key(name, *producer.where()), 1, NBYTES)
     goes_on(producer, other)
 
 

@@ -50,19 +50,19 @@ def harmless(params: Any, tokens: int = 100) -> None:
     half.plan()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(JSON)
 def test_any_json_as_params_is_harmless(params: Any) -> None:
     harmless(params)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(JSON, st.booleans())
 def test_any_json_as_the_inner_object_is_harmless(inner: Any, decode: bool) -> None:
     harmless({"do_remote_prefill": True, "do_remote_decode": decode, "kvbridge": inner})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3), st.sets(st.sampled_from(FIELDS), max_size=2))
 def test_right_params_with_some_fields_changed_or_left_out_are_harmless(
     changed: dict[str, Any], left_out: set[str]
@@ -131,7 +131,7 @@ def test_an_engine_that_only_prefills_refuses_to_load() -> None:
     assert half.counters["refused_params"] == 1
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.lists(st.integers(0, 200), min_size=1, max_size=6), st.integers(0, 3))
 def test_the_tokens_offered_are_none_or_at_least_two_and_never_beyond_the_prompt(
     tokens: int, locals_: list[int], when: int

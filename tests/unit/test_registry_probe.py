@@ -38,13 +38,12 @@ CRASHES = {
     "exit": ("import os; os._exit(3)", "3"),
     "sys.exit": ("import sys; sys.exit('no driver here')", "no driver here"),
     "raise": ("raise ValueError('no driver here')", "no driver here"),
-    "assertion": ("raise AssertionError('no driver here')", "no driver here"),
-    "no words": ("raise ValueError", "ValueError"),
 }
 
 
-@pytest.mark.parametrize("where", ["import", "probe"])
-@pytest.mark.parametrize("how", ["abort", "sys.exit", "raise"])
+@pytest.mark.parametrize(
+    ("how", "where"), [("abort", "import"), ("abort", "probe"), ("sys.exit", "import"), ("raise", "probe")]
+)
 def test_a_crash_is_a_finding_with_its_reason(site: Site, how: str, where: str) -> None:
     code, reason = CRASHES[how]
     if where == "import":
@@ -57,7 +56,7 @@ def test_a_crash_is_a_finding_with_its_reason(site: Site, how: str, where: str) 
     assert reason in found.probe.reason
 
 
-@pytest.mark.parametrize("how", ["segmentation fault", "exit", "no words"])
+@pytest.mark.parametrize("how", ["segmentation fault", "exit"])
 def test_every_other_end_is_a_finding_too(site: Site, how: str) -> None:
     code, reason = CRASHES[how]
     site.backend("mine", probe=code)
@@ -91,9 +90,9 @@ def test_what_a_plugin_prints_at_its_exit_does_not_hide_its_answer(site: Site) -
 def test_a_probe_that_hangs_or_leaves_a_child_ends_at_its_deadline(
     site: Site, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(registry, "PROBE_TIMEOUT", 4.0)
+    monkeypatch.setattr(registry, "PROBE_TIMEOUT", 2.0)
     site.backend("mine", probe=how)
     start = time.monotonic()
     found = probe_backend("mine")
     assert time.monotonic() - start < 15
-    assert found.probe.ok or "4 s" in found.probe.reason
+    assert found.probe.ok or "2 s" in found.probe.reason

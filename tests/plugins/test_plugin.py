@@ -1,0 +1,102 @@
+"""The plugin without an engine: registration, what it refuses at start, and hooks that must not raise."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvbridge.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.filterwarnings("ignore"),  # importing vLLM warns about things that are not ours
+]
+
+
+def test_registration_is_idempotent_and_loads_the_connector_by_name() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kvbridge_vllm import register
+    from kvbridge_vllm.connector import KVBridgeConnector
+
+    register()
+    register()
+    assert KVConnectorFactory.get_connector_class_by_name("KVBridgeConnector") is KVBridgeConnector
+
+
+def test_the_alias_is_the_connector_under_the_name_that_routers_know() -> None:
+    from kvbridge_vllm.connector import KVBridgeConnector
+    from kvbridge_vllm.nixl_alias import NixlConnector
+
+    assert issubclass(NixlConnector, KVBridgeConnector)
+    assert NixlConnector.__name__ == "NixlConnector"
+
+
+def _configs(groups: int = 1, **parallel: int) -> tuple[Any, Any]:
+    sizes = {
+        "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+        **parallel,
+    }
+    cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=object())] * groups)
+    return SimpleNamespace(parallel_config=SimpleNamespace(**sizes)), cache
+
+
+@pytest.mark.parametrize("size", ["pipeline_parallel_size", "decode_context_parallel_size"])
+def test_other_parallelism_is_refused_with_a_sentence(size: str) -> None:
+    from kvbridge_vllm.layout import refuse_unsupported
+
+    with pytest.raises(ConfigError, match=f"{size}=2: set it to 1"):
+        refuse_unsupported(*_configs(**{size: 2}))
+
+
+def test_several_cache_groups_are_refused_with_a_sentence() -> None:
+    from kvbridge_vllm.layout import refuse_unsupported
+
+    refuse_unsupported(*_configs())
+    with pytest.raises(ConfigError, match=r"this model has 3 .*disable-hybrid-kv-cache-manager"):
+        refuse_unsupported(*_configs(groups=3))
+
+
+def test_a_hook_that_fails_inside_lets_the_engine_go_on() -> None:
+    from kvbridge_vllm.connector import KVBridgeConnector
+
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(f"a bug in {name}")
+
+    connector = KVBridgeConnector.__new__(KVBridgeConnector)
+    connector.hook_errors = 0
+    connector._connector_metadata = None
+    connector._scheduler = connector._worker = Broken()  # type: ignore[assignment]
+    request = SimpleNamespace(request_id="r")
+    output = SimpleNamespace(kv_connector_worker_meta=None, finished_recving=None, failed_recving=None)
+    assert connector.get_num_new_matched_tokens(request, 0) == (0, False)
+    assert connector.update_state_after_alloc(request, None, 0) is None
+    assert connector.build_connector_meta(None).plan.empty
+    assert connector.update_connector_output(output) is None
+    assert connector.request_finished(request, []) == (False, None)
+    assert connector.has_pending_push_work() is False
+    assert connector.get_transfer_results(set()).finished_recving == set()
+    assert connector.get_finished(set()) == (None, None)
+    assert connector.build_connector_worker_meta() is None
+    assert connector.get_kv_connector_stats() is None
+    assert connector.shutdown() is None
+    assert connector.hook_errors == 11
+
+
+def test_metrics_add_up_over_ranks_and_steps() -> None:
+    from kvbridge_vllm.metrics import Differences, KVBridgeStats
+
+    ranks = [Differences(), Differences()]
+    first = [rank.take({"loads": 2, "held_bytes": 100}) for rank in ranks]
+    assert isinstance(first[0], KVBridgeStats)
+    assert isinstance(first[1], KVBridgeStats)
+    assert first[0].aggregate(first[1]).data == {"loads": 4, "held_bytes": 200}
+    assert ranks[0].take({"loads": 2, "held_bytes": 100}) is None
+    later = ranks[0].take({"loads": 3, "held_bytes": 0})
+    assert later is not None
+    assert later.data == {"loads": 1, "held_bytes": -100}
