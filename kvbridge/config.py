@@ -34,6 +34,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         lease: Seconds for which prefilled KV waits for its decode request.
         claim_timeout: Seconds that a decode request waits for the prefill engine's answer before it recomputes.
         transfer_timeout: Seconds that moving one request's KV may take before the load counts as failed.
+        peer_timeout: Seconds after which a peer that is stopped or cut off counts as lost. One that died is noticed
+            at once. Raise it where more threads spin than there are cores.
         model_id: Name of the model for the check of two engines against each other; the model path by default.
             Set it where the same model lies under two paths.
     """
@@ -45,6 +47,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     lease: float = 60.0
     claim_timeout: float = 5.0
     transfer_timeout: float = 30.0
+    peer_timeout: float = 6.0
     model_id: str = ""
 
 
@@ -99,6 +102,7 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
         ("lease", 0.1, 86400),
         ("claim_timeout", 0.1, 3600),
         ("transfer_timeout", 0.1, 3600),
+        ("peer_timeout", 1, 3600),
     ):
         value = getattr(config, name)
         if not low <= value <= high:

@@ -6,7 +6,6 @@ The memory is a memfd: it lives as long as some process has it open or mapped. A
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -72,7 +71,7 @@ class Segment:
             os.ftruncate(self._fd, total)
             # Sealed against shrinking: a mapped peer can never be hit by SIGBUS.
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            view = _view(mmap.mmap(self._fd, total))
+            view = np.frombuffer(mmap.mmap(self._fd, total), dtype=np.uint8)
         except OSError as error:
             self.close()
             raise TransportError(f"cannot create {total} bytes of shared memory: {error}") from error
@@ -87,13 +86,6 @@ class Segment:
         if fd >= 0:
             os.close(fd)
         self.memory = np.empty(0, dtype=np.uint8)
-
-
-def _view(mapping: mmap.mmap) -> NDArray[np.uint8]:
-    """View a mapping as bytes. Huge pages where the system grants them: copying is bound by address translation."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapping, dtype=np.uint8)
 
 
 def open_peer(card: Card) -> NDArray[np.uint8]:
@@ -130,6 +122,6 @@ def _map(path: str, card: Card) -> NDArray[np.uint8]:
             raise PeerLostError(
                 f"process {card.pid} is another one now: its file {card.fd} is not the memory announced"
             )
-        return _view(mmap.mmap(fd, found.st_size, prot=mmap.PROT_READ))
+        return np.frombuffer(mmap.mmap(fd, found.st_size, prot=mmap.PROT_READ), dtype=np.uint8)
     finally:
         os.close(fd)

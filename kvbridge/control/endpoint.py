@@ -49,9 +49,12 @@ logger = logging.getLogger(__name__)
 PING_INTERVAL = 0.5
 """Seconds between heartbeats to a peer. They cost one small message a peer."""
 
-DEAD_AFTER = 10.0
-"""Seconds of silence after which a peer whose process is alive counts as hung. A process that died, was stopped or
-lost its network is found earlier, by the sockets. An engine that compiles may well be silent for seconds."""
+PEER_TIMEOUT = 6.0
+"""Seconds without the sockets' heartbeats after which a peer counts as lost: its process is stopped, or the network
+gone. Above the pauses of a busy machine. A process that died is noticed at once, without this."""
+
+HUNG_FACTOR = 2.5
+"""A peer whose sockets answer but who says nothing himself counts as hung after this many `peer_timeout`."""
 
 HANDSHAKE_TIMEOUT = 4.0
 """Seconds within which a peer has to answer a handshake."""
@@ -75,6 +78,7 @@ class Endpoint:
         fingerprint: Everything that makes KV mean something else.
         host: Address to bind and advertise. Loopback by default: exposing it is a decision.
         port: 0 for an ephemeral port.
+        peer_timeout: Seconds after which a peer that is stopped or cut off counts as lost.
 
     Raises:
         ConfigError: The address cannot be bound; the message names host, port and option.
@@ -88,8 +92,10 @@ class Endpoint:
         fingerprint: dict[str, str] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        peer_timeout: float = PEER_TIMEOUT,
     ) -> None:
         self.backend = backend
+        self.hung_after = HUNG_FACTOR * peer_timeout
         self.here = Identity(
             name=name or f"pid {os.getpid()}",
             generation=random.SystemRandom().getrandbits(62) + 1,
@@ -99,7 +105,7 @@ class Endpoint:
         )
         self.counters: Counter[str] = Counter()
         _check_sendable(self.here)
-        self._sockets = Sockets(host, port)
+        self._sockets = Sockets(host, port, peer_timeout)
         self.address = self._sockets.address
         self._services: dict[str, Callable[[Link, Routed], None]] = {}
         self._on_close: list[Callable[[KVBridgeError], None]] = []
@@ -159,7 +165,9 @@ class Endpoint:
         if self._loop.stop(timeout):
             self._sockets.close()
             # Pending work holds views of memory that is to be given back now.
-            for pending in (self._timers, self._calls, self._moves, self._dials, self._inbound, self._services):
+            while self._calls:  # handed in at the last moment: each of them finds the endpoint closed
+                self._guard(self._calls.popleft())
+            for pending in (self._timers, self._moves, self._dials, self._inbound, self._services):
                 pending.clear()
         else:
             logger.error("the endpoint %s did not stop within %g s: its sockets stay open", self.address, timeout)
@@ -169,6 +177,9 @@ class Endpoint:
     def serve(self, channel: str, handler: Callable[[Link, Routed], None]) -> None:
         """Give messages of a channel for which a link has no route to `handler`."""
         self._services[channel] = handler
+        for link in self._inbound.values():
+            for message in link.take_early(channel):
+                handler(link, message)
 
     def on_link(self, callback: Callable[[Link], None]) -> None:
         """Call `callback(link)` for every link that comes up from now on, dialled by either side."""
@@ -212,7 +223,7 @@ class Endpoint:
                 "the interpreter or the processor; peers give up after %g s",
                 self.here.name,
                 pause,
-                DEAD_AFTER,
+                self.hung_after,
             )
 
     def _wait_time(self, *, eager: bool) -> float:
@@ -283,16 +294,24 @@ class Endpoint:
             logger.warning("refused the peer %s: %s %s", hello.identity.name, refused.message, refused.differences)
             self._sockets.reply(origin, refused)
             return
-        self._gone(origin)  # a second greeting on one connection starts anew
+        earlier = self._inbound.get(origin)
+        if earlier is not None:  # a second greeting on one connection starts anew
+            self._drop_inbound(origin, earlier)
         link = Link(hello.identity, self, self._sockets.sender(origin, self._gone), time.monotonic())
         self._inbound[origin] = link
         link.send(Welcome(self.here))
         self.came_up(link)
 
     def _gone(self, origin: bytes) -> None:
-        link = self._inbound.pop(origin, None)
+        """Take a link down whose connection is gone, after what its peer sent last, such as a goodbye, was read."""
+        link = self._inbound.get(origin)
         if link is not None:
-            self._calls.append(lambda: link.down(lost(link.peer.name, "its connection is gone")))
+            self.after(0, lambda: self._drop_inbound(origin, link))
+
+    def _drop_inbound(self, origin: bytes, link: Link) -> None:
+        if self._inbound.get(origin) is link:
+            del self._inbound[origin]
+        link.down(lost(link.peer.name, "its connection is gone"))
 
     def _route(self, link: Link, message: Message) -> None:
         if isinstance(message, Routed):
@@ -315,6 +334,9 @@ class Endpoint:
     # -- peers ------------------------------------------------------------------------------------------------
 
     def _dial(self, address: str, generation: int, transfer: Transfer[Link]) -> None:
+        if self._closed:
+            transfer.fail(ClosedError(f"the endpoint {self.address} is closed"))
+            return
         dial = self._find_dial(address, generation)
         if dial is None:
             try:
@@ -328,8 +350,8 @@ class Endpoint:
     def _find_dial(self, address: str, generation: int) -> Dial | None:
         """Find an attempt or a link to this incarnation at this address."""
         for (to, wanted), dial in self._dials.items():
-            peer = dial.link.peer.generation if dial.link is not None else wanted
-            if to == address and not dial.over and (generation == wanted or generation in (0, peer)):
+            fits = generation == wanted if dial.link is None else generation in (0, dial.link.peer.generation)
+            if to == address and not dial.over and fits:
                 return dial
         return None
 
@@ -339,17 +361,18 @@ class Endpoint:
         for key, dial in list(self._dials.items()):
             if dial.link is not None:
                 dial.link.send(Ping())
-                if now - dial.link.heard > DEAD_AFTER:
-                    dial.end(lost(dial.link.peer.name, f"silent for more than {DEAD_AFTER:g} s"))
+                if now - dial.link.heard > self.hung_after:
+                    dial.end(lost(dial.link.peer.name, f"silent for more than {self.hung_after:g} s"))
             if dial.over:
                 del self._dials[key]
         for origin, link in list(self._inbound.items()):
             link.send(Pong())
-            if now - link.heard > DEAD_AFTER:
+            if now - link.heard > self.hung_after:
                 self._inbound.pop(origin, None)
-                link.down(lost(link.peer.name, f"silent for more than {DEAD_AFTER:g} s"), tell=True)
+                link.down(lost(link.peer.name, f"silent for more than {self.hung_after:g} s"), tell=True)
 
     def _say_goodbye(self, done: Transfer[None]) -> None:
+        self._closed = True
         error = ClosedError(f"the endpoint {self.address} was closed")
         for callback in self._on_close:
             run_callback(lambda: callback(error))  # noqa: B023 - run at once

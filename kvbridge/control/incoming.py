@@ -120,10 +120,11 @@ class Incoming:
         """Take the sender's word that the bytes are in place, or that it stopped moving them."""
         if self._landing is None or self._inbox.mover == "consumer":
             return
-        if message.code:
-            self._close(self.error or from_code(message.code, message.message))
-        elif self._inbox.mover == "producer":
-            self._close(self.error)
+        error = from_code(message.code, message.message) if message.code else None
+        if self._inbox.mover == "producer":
+            self._close(self.error or error)
+        elif error is not None:
+            self._stop(error)  # our own half has to end too
 
     def renewed(self, valid: float) -> None:
         """Take the sender's promise for another while."""
@@ -136,7 +137,7 @@ class Incoming:
 
         One that closed in order may have reused the source at once: what was read is not counted.
         """
-        if self._landing is None or self._inbox.mover != "consumer":
+        if self._landing is None or self._inbox.mover == "producer":
             self._close(error)
         elif isinstance(error, (ClosedError, PeerClosedError)):
             self._stop(error)
@@ -205,12 +206,12 @@ class Incoming:
             self._close(error)
             return
         self.error = error  # what the transfer ends with, once its memory is safe
-        if self._inbox.mover == "consumer":
-            self._landing.abort()
-        else:
+        if self._inbox.mover != "consumer":
             self._inbox.link.send(Abort(self._inbox.channel, self.offered.seq))
-            if not self._inbox.link.up:
-                self._close(error)
+        if self._inbox.mover != "producer":
+            self._landing.abort()
+        elif not self._inbox.link.up:
+            self._close(error)
 
     def _close(self, error: KVBridgeError | None) -> None:
         self.error = error

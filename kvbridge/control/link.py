@@ -71,8 +71,12 @@ class Link:
             self._routes.pop(channel, None)
             return
         self._routes[channel] = handler
-        for message in self._early.pop(channel, ()):
+        for message in self.take_early(channel):
             handler(message)
+
+    def take_early(self, channel: str) -> list[Routed]:
+        """Return and forget what came before the channel was open."""
+        return self._early.pop(channel, [])
 
     def keep(self, message: Routed) -> bool:
         """Keep a message for a channel that is not open yet: the two ends of a pipe are not opened at one time.

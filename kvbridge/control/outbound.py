@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from kvbridge.transfer import Transfer
 
 
-BUSY_PEER_TIMEOUT = 10.0
-"""Seconds more for a peer whose sockets answered. Whoever asked has a deadline of his own."""
-
-
 class Dial:
     """Handshake with the peer at an address, then the owner of the link's socket.
 
@@ -79,7 +75,7 @@ class Dial:
         return self.link
 
     def connected(self) -> None:
-        """Take note that a ZeroMQ socket answered, although its owner has not yet."""
+        """Take note that the peer's host accepted the connection."""
         self._connected = True
 
     def disconnected(self) -> None:
@@ -122,8 +118,8 @@ class Dial:
         if self.link is not None or self.over:
             return
         if self._connected:
-            # Its process is there: its sockets answered, and go on to. An engine that compiles may keep it busy.
+            # Its process is there. An engine that compiles, or a machine whose every core spins, keeps it busy.
             self._connected = False
-            self._endpoint.after(BUSY_PEER_TIMEOUT, self._expire)
+            self._endpoint.after(self._endpoint.hung_after, self._expire)
             return
         self.end(PeerLostError(f"nothing answered the handshake at {self.address}: the peer is not there, or hangs"))

@@ -16,7 +16,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvbridge.control.messages import MAX_MESSAGE_BYTES, Message, encode
-from kvbridge.errors import ConfigError
+from kvbridge.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 LOST_EVENTS = int(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
 
+MAX_SOCKETS = 16384
+"""Sockets of an endpoint; a dialled peer takes three."""
+
 MAX_FRAMES_PER_POLL = 64
 """Frames read from one socket before the others have their turn."""
 
 HEARTBEAT_MS = 500
 """Milliseconds between the sockets' own heartbeats. Threads of ZeroMQ answer them, so that a process whose
 interpreter is busy is not taken for a dead one."""
-
-HEARTBEAT_TIMEOUT_MS = 3000
-"""Milliseconds after which a connection without heartbeats is closed: the process is stopped, or the network gone."""
 
 MAX_QUEUED = 10_000
 """Messages that may wait for one peer."""
@@ -46,7 +46,7 @@ class Outbound:
         self._owner = owner
         self.dealer: zmq.Socket[bytes] | None = dealer
         self.dial = dial
-        self.monitor = dealer.get_monitor_socket(LOST_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.monitor = dealer.get_monitor_socket(LOST_EVENTS | zmq.EVENT_CONNECTED)
 
     def send(self, frame: bytes) -> None:
         """Send a frame; dropped when the socket is closed or its queue is full."""
@@ -69,13 +69,17 @@ class Sockets:
     Args:
         host: Address to bind.
         port: Port to bind; 0 for an ephemeral one.
+        peer_timeout: Seconds after which a connection without heartbeats is closed: its process is stopped, or the
+            network gone. A process that died closes its connections at once.
 
     Raises:
         ConfigError: The address cannot be bound.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, peer_timeout: float) -> None:
+        self._heartbeat_timeout = int(peer_timeout * 1000)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._router = self._context.socket(zmq.ROUTER)
         self._configure(self._router)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -116,14 +120,20 @@ class Sockets:
         found = re.fullmatch(r"tcp://[^\s/]+:(\d{1,5})", address)
         if found is None or not 0 < int(found[1]) < 1 << 16:
             raise ConfigError(f"{address!r} is not an address of the form tcp://host:port")
-        dealer = self._context.socket(zmq.DEALER)
-        self._configure(dealer)
         try:
-            outbound = Outbound(self, dealer, dial)
+            dealer = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise CapacityError(
+                f"cannot open another connection: {error.strerror}; raise the limit of open files"
+            ) from error
+        self._configure(dealer)
+        outbound = Outbound(self, dealer, dial)
+        try:
             dealer.connect(address)
         except zmq.ZMQError as error:
+            dealer.disable_monitor()
             dealer.close(linger=0)
-            raise ConfigError(f"{address!r} is not an address of the form tcp://host:port") from error
+            raise ConfigError(f"{address!r} is not an address that can be reached: {error.strerror}") from error
         self._outbound[dealer] = outbound
         self._outbound[outbound.monitor] = outbound
         self._poller.register(dealer, zmq.POLLIN)
@@ -206,12 +216,11 @@ class Sockets:
                 frames.append((outbound.dial, parts[0] if len(parts) == 1 else b""))
         return frames
 
-    @staticmethod
-    def _configure(sock: zmq.Socket[bytes]) -> None:
+    def _configure(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.LINGER, 100)
         sock.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        sock.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._heartbeat_timeout)
+        sock.setsockopt(zmq.HEARTBEAT_TTL, self._heartbeat_timeout)
         sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         sock.setsockopt(zmq.SNDHWM, MAX_QUEUED)
         sock.setsockopt(zmq.RCVHWM, MAX_QUEUED)

@@ -66,6 +66,7 @@ class WorkerSide:
             fingerprint=fingerprint(self._vllm_config, self._kv_cache_config, rank, config.model_id),
             host=config.host,
             port=config.port and config.port + rank,
+            peer_timeout=config.peer_timeout,
         )
         self._buffer = self._backend.open_buffer(self._endpoint, lease=config.lease, timeout=config.transfer_timeout)
         self._half = self._half_class(

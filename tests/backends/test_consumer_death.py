@@ -9,7 +9,6 @@ import pytest
 
 from kvbridge.abc import Key
 from kvbridge.buffers import producer as producer_module
-from kvbridge.control import endpoint
 from kvbridge.errors import KeyConsumedError
 from tests.nodes import MIB, Node, eventually
 
@@ -32,13 +31,9 @@ NBYTES = 8 * MIB
 def trio(
     peer: Callable[..., Peer], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Node, Peer, Node]:
-    """A producer, a consumer that will die, and another consumer. Heartbeats four times as fast as usual."""
+    """A producer, a consumer that will die, and another consumer. Promises are short."""
     monkeypatch.setattr(producer_module, "VALID", VALID)
-    beats = {"PING_INTERVAL": 0.25, "DEAD_AFTER": 1.0}
-    for name, value in beats.items():
-        monkeypatch.setattr(endpoint, name, value)
-    dying = peer({f"kvbridge.control.endpoint:{name}": value for name, value in beats.items()})
-    return node(name="producer"), dying, node(name="consumer")
+    return node(name="producer"), peer(), node(name="consumer")
 
 
 def goes_on(producer: Node, other: Node) -> None:

@@ -134,10 +134,8 @@ def test_raw_connections_that_speak_something_else_do_no_harm(pair: tuple[Node, 
 
 
 def test_a_peer_that_greets_twice_on_one_connection_leaves_no_link_behind(
-    pair: tuple[Node, Node], dealer: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Node, Node], dealer: zmq.Socket[bytes]
 ) -> None:
-    monkeypatch.setattr("kvbridge.control.endpoint.DEAD_AFTER", 0.5)
-    monkeypatch.setattr("kvbridge.control.endpoint.PING_INTERVAL", 0.2)
     producer, consumer = pair
     there = consumer.endpoint.here
     for generation in (1, 2, 3):

@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 from kvbridge.abc import Key
+from kvbridge.buffers import producer as producer_module
 from kvbridge.control.endpoint import Endpoint
-from kvbridge.errors import CancelledError, KeyDroppedError, KVBridgeError, TransferTimeoutError, TransportError
+from kvbridge.control.messages import Done
+from kvbridge.errors import (
+    CancelledError,
+    KeyDroppedError,
+    KVBridgeError,
+    LeaseExpiredError,
+    TransferTimeoutError,
+    TransportError,
+)
 from tests.direct import DirectBackend, DirectOptions, fresh
 from tests.nodes import eventually, pattern
 
@@ -233,3 +242,40 @@ def test_closing_either_endpoint_in_mid_transfer_ends_both_sides(
     inserted.wait(3)
     assert time.monotonic() - began < 5
     assert [held.released for held in pair[0].backend.held] == [1]
+
+
+def test_a_read_that_ends_after_the_lease_does_not_count_although_every_byte_was_there(
+    sides: Callable[[str], tuple[Side, Side]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The producer got its memory back and wrote something else into it while the reader stalled."""
+    monkeypatch.setattr(producer_module, "VALID", 0.4)
+    producer, consumer = sides("consumer")
+    value, out = np.ones(NBYTES, dtype=np.uint8), fresh(NBYTES)
+    consumer.backend.gate.shut_after(9)
+    inserted, taken = start(producer, consumer, value, out)
+    assert consumer.backend.gate.reached.wait(5)
+    consumer.endpoint.call_soon(lambda: time.sleep(1.2))
+    consumer.backend.gate.open()
+    inserted.wait(5)
+    value[:] = 2
+    with pytest.raises(LeaseExpiredError):
+        taken.wait(5)
+    assert [held.released for held in producer.backend.held] == [1]
+
+
+def test_a_consumer_that_lets_go_in_the_middle_does_not_free_a_source_that_still_moves(
+    sides: Callable[[str], tuple[Side, Side]],
+) -> None:
+    producer, consumer = sides("producer")
+    producer.backend.stubborn = True
+    producer.backend.gate.shut_after(3)
+    inserted, _ = start(producer, consumer, pattern(1, NBYTES), fresh(NBYTES))
+    assert producer.backend.gate.reached.wait(5)
+    link = consumer.endpoint.dial(producer.endpoint.address).wait(5)
+    consumer.endpoint.call_soon(lambda: link.send(Done("buffer", 0, taken=False)))
+    with pytest.raises(TransferTimeoutError):
+        inserted.wait(0.3)
+    assert not any(held.released for held in producer.backend.held)
+    producer.backend.gate.open()
+    inserted.wait(5)
+    assert [move.over for move in producer.backend.moves] == [True]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from kvbridge.abc import Key
-from kvbridge.control import endpoint, incoming, sockets
 from kvbridge.errors import KVBridgeError, PeerLostError
 from tests.nodes import MIB, Node, eventually, pattern
 
@@ -115,10 +114,3 @@ def test_a_value_that_its_producer_gives_up_in_the_middle_is_an_error_at_once(
         transfer.wait(5)
     assert time.monotonic() - start < 2
     producer.await_used(0)
-
-
-def test_the_constants_keep_the_promise_of_five_seconds() -> None:
-    """A process that died without a word is found by the sockets' heartbeats; the endpoint then tries to send to it."""
-    found_after = sockets.HEARTBEAT_MS + sockets.HEARTBEAT_TIMEOUT_MS + 1000 * endpoint.PING_INTERVAL
-    assert found_after + 1000 * incoming.LOST_GRACE < 1000 * HEARD_WITHIN
-    assert endpoint.HANDSHAKE_TIMEOUT < HEARD_WITHIN

@@ -27,10 +27,11 @@ def raising(_: Transfer[Any]) -> None:
 
 
 @pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats five times as fast as usual."""
+def fast(pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fast heartbeats, and little patience with who does not answer them."""
     monkeypatch.setattr(endpoint_module, "PING_INTERVAL", 0.2)
-    monkeypatch.setattr(endpoint_module, "DEAD_AFTER", 0.8)
+    for one in pair:
+        one.endpoint.hung_after = 1.0
 
 
 @pytest.mark.usefixtures("fast")
@@ -43,7 +44,7 @@ def test_heartbeats_go_on_after_a_callback_raised_while_a_silent_peer_was_buried
         fake.await_message(Ask)
         with pytest.raises(PeerLostError):
             question.wait(4)  # nobody answers heartbeats any more
-    time.sleep(1.8)
+    time.sleep(2.0)
     assert link.up
     assert producer.link().up
     producer.insert("k", 1, 1000)

@@ -162,7 +162,7 @@ def refused_or_message(frame: bytes) -> None:
     assert decode(encode(message)) == message or "nan" in repr(message)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=200))
 def test_noise_is_refused_by_msgspec(frame: bytes) -> None:
     refused_or_message(frame)
@@ -177,13 +177,13 @@ TAGS = [kind.__name__ for kind in KINDS]
 FIELDS = sorted({field for kind in KINDS for field in kind.__struct_fields__})
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(TAGS), st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=7))
 def test_a_known_tag_with_any_fields_is_refused_by_msgspec(tag: str, fields: dict[str, Any]) -> None:
     refused_or_message(msgspec.msgpack.encode({"type": tag, **fields}))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(KINDS), st.data())
 def test_a_message_with_bytes_changed_cut_or_added_is_refused_by_msgspec(kind: type[Message], data: Any) -> None:
     frame = bytearray(encode(kind(*EXAMPLES.get(kind, ("buffer", 1)))))

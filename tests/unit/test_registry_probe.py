@@ -29,7 +29,6 @@ def test_the_cpu_backend_works_here_and_says_what_it_can_do() -> None:
     assert found.probe.ok
     assert found.capabilities is not None
     assert found.capabilities.capacity_bytes == 1 << 20
-    assert not probe_backend("cpu", {"capacity": "1000TiB"}).probe.ok
 
 
 CRASHES = {
@@ -65,10 +64,9 @@ def test_every_other_end_is_a_finding_too(site: Site, how: str) -> None:
     assert reason in found.probe.reason
 
 
-def test_wrong_options_and_unknown_names_are_findings(site: Site) -> None:
+def test_wrong_options_are_a_finding(site: Site) -> None:
     site.backend("mine")
     assert "did you mean 'size'" in probe_backend("mine", {"sise": 1}).probe.reason
-    assert "did you mean 'mine'" in probe_backend("mina").probe.reason
 
 
 def test_what_a_plugin_prints_does_not_hide_its_answer(site: Site) -> None:

@@ -105,6 +105,18 @@ def test_a_destination_of_another_shape_or_dtype_is_refused_with_both(value: Any
     assert spec_of(out).dtype in str(found.value)
 
 
+@pytest.mark.parametrize("dtype", ["object", "O", "f4,O"])
+def test_memory_for_what_could_never_be_sent_is_not_even_allocated(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy fills an array of objects, so a peer could fill this process's memory with a few bytes of description."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise AssertionError("memory was allocated")
+
+    monkeypatch.setattr(np, "empty", refuse)
+    with pytest.raises(UnsupportedError):
+        new_tensor(TensorSpec(dtype, (10,), 8, "numpy"))
+
+
 SMALL = st.lists(st.integers(-3, 5) | st.sampled_from([2**62, 2**63, 2**70]), max_size=5).map(tuple)
 SHAPE = SMALL | st.sampled_from([(1,) * 33, (1,) * 70, (0,) * 70])  # small: nothing here may fill the memory
 DTYPES = [*NUMPY, *TORCH, "", "object", "O", "nn", "float32 ", "f4,f4", "U9", "__name__", "dtype", "é", "\0"]
