@@ -12,8 +12,7 @@ from kvbridge.memory import TensorSpec
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from tests.nodes import Node
 

@@ -46,7 +46,7 @@ def run(texts: Sequence[str]) -> int:
     for index, text in enumerate(texts):
         try:
             parsed.append(_read(text, index))
-        except (OSError, ValueError) as error:  # noqa: PERF203 - two rounds
+        except (OSError, ValueError) as error:
             print(f"cannot read configuration {index + 1}: {error}", file=sys.stderr)
             return UNREADABLE
     findings: list[str] = []

@@ -63,7 +63,7 @@ def test_handshake_and_transfer_with_a_stopped_producer_end_by_their_own_deadlin
         consumer.end("t")
     assert time.monotonic() - start < HEARD_WITHIN
     with pytest.raises(PeerLostError, match="nothing answered"):
-        node(peer_timeout=PEER_TIMEOUT).take(Key("k", producer.address), 1, MIB, timeout=60)
+        node(peer_timeout=0.4).take(Key("k", producer.address), 1, MIB, timeout=60)
     assert time.monotonic() - start < 2 * HEARD_WITHIN
 
 

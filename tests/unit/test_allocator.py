@@ -86,7 +86,7 @@ class Pool(RuleBasedStateMachine):
             assert self.holes() == ([(0, self.capacity)] if self.capacity else [])
 
 
-Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Pool.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestPool = Pool.TestCase
 
 

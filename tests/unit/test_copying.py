@@ -53,7 +53,7 @@ def copies(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, int, int]], list[
     return shapes, sources, targets, skip, draw(st.sampled_from([1, 16, 100, 1 << 20]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(copies())
 def test_a_copy_of_pages_is_what_a_plain_loop_makes_of_it(
     case: tuple[list[tuple[int, int, int, int, int]], list[list[int]], list[list[int]], int, int],

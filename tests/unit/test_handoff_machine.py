@@ -183,6 +183,6 @@ class Handoffs(RuleBasedStateMachine):
 
 
 Handoffs.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestHandoffs = Handoffs.TestCase

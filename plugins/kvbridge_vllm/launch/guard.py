@@ -38,9 +38,9 @@ _STEP_S = 0.05
 
 
 def descendants(root: int) -> dict[int, str]:
-    """Lists the living processes below `root` or in its session: process id to command line.
+    """Lists the living processes below `root` or in its process group: process id to command line.
 
-    The list is not one moment's: while processes die, the chain from one of them to `root` may be broken. The session
+    The list is not one moment's: while processes die, the chain from one of them to `root` may be broken. The group
     is each process's own, and holds them all as long as none of them starts another.
     """
     parents: dict[int, int] = {}
@@ -55,7 +55,7 @@ def descendants(root: int) -> dict[int, str]:
             continue
         if fields[0] not in "ZX":
             parents[int(entry.name)] = int(fields[1])
-            if int(fields[3]) == root:
+            if int(fields[2]) == root:
                 found.add(int(entry.name))
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more

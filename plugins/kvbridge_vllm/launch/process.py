@@ -22,8 +22,7 @@ from kvbridge_vllm.launch.guard import descendants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
 _GUARD_START_S = 20.0  # the guard reports within 0.1 s on an idle machine
 _KILL_WAIT_S = 10.0  # the guard's own deadlines for a forced end add up to less
@@ -123,7 +122,9 @@ class ServerProcess:
                     stderr=subprocess.STDOUT,
                     env=dict(env),
                     pass_fds=[write_end],
-                    start_new_session=True,
+                    # Not a new session: Linux schedules sessions as groups, and an engine whose workers spin then
+                    # keeps every thread of the other engines from running for seconds.
+                    process_group=0,
                 )
         except BaseException:
             os.close(read_end)
