@@ -31,8 +31,8 @@ VALUE_HEADER = 64
 FAILED = (1 << 64) - 1
 """Progress of a value whose gathering failed."""
 
-SLICE_BYTES = 2 << 20
-"""Bytes of one slice: about half a millisecond of copying, small enough to stay in cache between the two copies."""
+SLICE_BYTES = 4 << 20
+"""Bytes of one slice: about a millisecond of copying, so that heartbeats go on and the consumer can follow."""
 
 FOLLOW_WAIT = 0.00005
 """Seconds between two looks at the producer's progress."""
