@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import random
+import threading
 import time
 from collections import Counter, deque
 from heapq import heappop, heappush
@@ -117,6 +118,7 @@ class Endpoint:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
         self._closed = False
+        self._closing = threading.Lock()
         self._stepped = time.monotonic()
         self.after(PING_INTERVAL, self._beat)
         self._loop = Loop(f"endpoint-{self.address.rpartition(':')[2]}", self._step, self._sockets.wake)
@@ -153,8 +155,11 @@ class Endpoint:
         return transfer
 
     def close(self, timeout: float = 1.0) -> None:
-        """Say goodbye to all peers, stop the thread and close the sockets. Idempotent, bounded by `timeout` seconds."""
-        if self._closed:
+        """Say goodbye to all peers, stop the thread and close the sockets. Idempotent, bounded by `timeout` seconds.
+
+        Any thread may close; the first one does it, others return at once.
+        """
+        if not self._closing.acquire(blocking=False):  # kept for good: sockets are closed by one thread, once
             return
         done: Transfer[None] = Transfer("closing the endpoint")
         with contextlib.suppress(KVBridgeError):

@@ -100,6 +100,20 @@ def test_a_copy_of_a_tensor_is_its_bytes(count: int, limit: int) -> None:
     assert np.array_equal(out, value)
 
 
+@pytest.mark.parametrize("ids", [[3, 9, 5], [2, 0, 4], [1, 1, 3], [0, 2, 1, 3], [5, 4, 3], [4, 4], [7, 3, 2, 10]])
+def test_ids_that_only_look_like_a_run_are_copied_one_by_one(ids: list[int]) -> None:
+    source, target = cache(16, 0, 0, 12, 1), cache(16, 0, 0, 12, None)
+    packed = np.zeros(16 * len(ids), dtype=np.uint8)
+    for part in slices(Pages.of([source.region], ids), 1 << 20):
+        part.gather(packed)
+    rows = source.memory.reshape(12, 16)
+    assert np.array_equal(packed.reshape(-1, 16), rows[ids])
+    if len(set(ids)) == len(ids):
+        for part in slices(Pages.of([target.region], ids), 1 << 20):
+            part.scatter(packed)
+        assert np.array_equal(target.memory.reshape(12, 16)[ids], rows[ids])
+
+
 def test_slices_follow_each_other_and_stay_small() -> None:
     pages = Pages.of([cache(64, 0, 0, 10, 1).region, cache(24, 8, 0, 10, 2).region], range(10))
     parts = list(slices(pages, 200))
