@@ -123,6 +123,8 @@ def _empty_array(spec: TensorSpec) -> NDArray[Any]:
         dtype = np.dtype(spec.dtype)
     except TypeError as error:
         raise UnsupportedError(f"numpy has no dtype {spec.dtype!r} here", flag="tensors") from error
+    if dtype.hasobject or dtype.itemsize != spec.itemsize:  # before so much memory is taken
+        raise UnsupportedError(f"numpy's {dtype} is not what the sender means by {spec.dtype!r}", flag="tensors")
     return np.empty(spec.shape, dtype=dtype)
 
 

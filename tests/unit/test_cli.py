@@ -1,0 +1,112 @@
+"""The command `kvbridge`: what it prints and how it exits."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from kvbridge.bench import transfer
+from kvbridge.cli.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def config(role: str = "kv_producer", **changes: Any) -> str:
+    extra = {"backend": "cpu", **changes.pop("extra", {})}
+    return json.dumps(
+        {"kv_connector": "KVBridgeConnector", "kv_role": role, "kv_connector_extra_config": extra, **changes}
+    )
+
+
+def test_backends_lists_the_embedded_one_with_its_probe() -> None:
+    result = run("backends", "--json")
+    assert result.exit_code == 0
+    rows = {row["name"]: row for row in json.loads(result.output)}
+    assert rows["cpu"]["available"] is True
+    assert rows["cpu"]["distribution"] == "kvbridge"
+    assert rows["cpu"]["capabilities"]["detaches"] is True
+
+
+def test_backends_can_be_listed_without_a_probe() -> None:
+    result = run("backends", "--no-probe")
+    assert result.exit_code == 0
+    assert "not probed" in result.output
+
+
+def test_two_configurations_that_fit_together() -> None:
+    result = run("check", config("kv_producer"), config("kv_consumer"))
+    assert result.exit_code == 0
+    assert "fit together" in result.output
+
+
+def test_a_configuration_may_be_a_file(tmp_path: Path) -> None:
+    (tmp_path / "prefill.json").write_text(config())
+    result = run("check", str(tmp_path / "prefill.json"))
+    assert result.exit_code == 0
+    assert "prefill.json" in result.output
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"extra": {"backend": "cpv"}}, "did you mean 'cpu'?"),
+        ({"extra": {"options": {"capacty": 1}}}, "options.capacty: unknown option; did you mean 'capacity'?"),
+        ({"extra": {"options": {"capacity": "much"}}}, "found 'much', expected a number of bytes"),
+        ({"extra": {"lease": "long"}}, "kv_connector_extra_config.lease: expected `float`, got `str`"),
+        ({"extra": {"leese": 1}}, "kv_connector_extra_config.leese: unknown option; did you mean 'lease'?"),
+        ({"extra": {"port": 70000}}, "kv_connector_extra_config.port: found 70000, expected 0 to 65535"),
+        ({"kv_role": "kv_prefill"}, "kv_role: found 'kv_prefill'"),
+        ({"kv_connector": "KVBrigdeConnector"}, "did you mean 'KVBridgeConnector'?"),
+        (
+            {"kv_connector": "NixlConnector"},
+            "kv_connector_module_path: found None, expected 'kvbridge_vllm.nixl_alias'",
+        ),
+        ({"kv_conector": "x"}, "kv_conector: unknown field"),
+        ({"kv_connector_extra_config": None}, "kv_connector_extra_config: missing"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_was_meant(changed: dict[str, Any], sentence: str) -> None:
+    result = run("check", config(**changed))
+    assert result.exit_code == 1
+    assert sentence in result.output
+
+
+def test_two_configurations_that_do_not_fit() -> None:
+    result = run(
+        "check",
+        config("kv_producer", engine_id="one", extra={"model_id": "a"}),
+        config("kv_producer", engine_id="one", extra={"model_id": "b"}),
+    )
+    assert result.exit_code == 1
+    assert "both are kv_producer" in result.output
+    assert "engine_id: both are 'one'" in result.output
+    assert "model_id: 'a' against 'b'" in result.output
+
+
+@pytest.mark.parametrize("text", ["/no/such/file.json", "{not json", "[1]"])
+def test_what_cannot_be_read_is_usage(text: str) -> None:
+    assert run("check", text).exit_code == 2
+
+
+def test_the_benchmark_hands_over_verified_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        transfer, "CASES", [transfer.Case(64 << 10, "contiguous"), transfer.Case(64 << 10, "scattered")]
+    )
+    rows = transfer.measure("cpu", {}, rounds=2, console=Console(quiet=True))
+    assert [row["layout"] for row in rows] == ["contiguous", "scattered"]
+    assert all(row["gb_per_s"] > 0 and row["ratio"] > 0 for row in rows)
+
+
+def test_the_benchmark_of_an_unknown_backend_ends_with_a_sentence() -> None:
+    result = run("bench", "transfer", "cpv")
+    assert result.exit_code == 1
+    assert "did you mean 'cpu'?" in " ".join(result.output.split())
