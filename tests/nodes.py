@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
+SLICE = 2 * MIB
+"""Bytes of a slice of the `cpu` backend in tests: gates count slices."""
+
 
 def pattern(seed: int, nbytes: int) -> NDArray[np.uint8]:
     """Bytes that differ everywhere for two seeds."""
@@ -62,6 +65,7 @@ class Node:
         self.buffer = self.backend.open_buffer(self.endpoint, lease=lease, timeout=timeout)
         self.links: list[Link] = []
         self.endpoint.call_soon(lambda: self.endpoint.on_link(self.links.append))
+        self.flush()  # before anybody knows the address
         self.transfers: dict[str, tuple[Transfer[Any], Any]] = {}
         self.claims: dict[str, Claim] = {}
         self.pipes: dict[str, SendPipe | RecvPipe] = {}

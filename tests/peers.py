@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from kvbridge.errors import KVBridgeError, from_code
-from tests.nodes import Node, set_constants
+from tests.nodes import SLICE, Node, set_constants
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+SLICES = "kvbridge_cpu.moves:SLICE_BYTES"
 _spawn = multiprocessing.get_context("spawn")
 _prepare = spawn.get_preparation_data
 
@@ -65,7 +66,9 @@ class Peer:
 
     def __init__(self, constants: dict[str, Any] | None = None, **options: Any) -> None:
         self._pipe, theirs = _spawn.Pipe()
-        self._process = _spawn.Process(target=_serve, args=(theirs, constants or {}, options), daemon=True)
+        self._process = _spawn.Process(
+            target=_serve, args=(theirs, {SLICES: SLICE, **(constants or {})}, options), daemon=True
+        )
         with mock.patch.object(spawn, "get_preparation_data", _without_main):
             self._process.start()
         theirs.close()

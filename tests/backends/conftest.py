@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.nodes import Node
+from kvbridge_cpu import moves
+from tests.nodes import SLICE, Node
 from tests.peers import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(autouse=True)
+def known_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of one size, whatever the backend's author finds fastest."""
+    monkeypatch.setattr(moves, "SLICE_BYTES", SLICE)
 
 
 @pytest.fixture
