@@ -1,20 +1,17 @@
-"""`Endpoint`: the one control-plane presence of a process. It owns the sockets, the links, the timers and one thread.
+"""`Endpoint`: the one control-plane presence of a process. It owns the sockets and the links, and one thread.
 
-All protocol state is touched by that thread only (`call_soon` gets work there), so nothing above needs a lock. The
-thread also advances the backend's moves in bounded slices, which keeps heartbeats going while bytes are copied.
+All protocol state is touched by that thread only (`call_soon` gets work there), so nothing above needs a lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import random
 import threading
 import time
-from collections import Counter, deque
-from heapq import heappop, heappush
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,9 +32,9 @@ from kvbridge.control.messages import (
     encode,
 )
 from kvbridge.control.outbound import Dial
+from kvbridge.control.reactor import BUSY_POLL, Reactor
 from kvbridge.control.sockets import Sockets
 from kvbridge.errors import ClosedError, ConfigError, KVBridgeError
-from kvbridge.threads import Loop
 from kvbridge.transfer import Transfer, run_callback
 
 if TYPE_CHECKING:
@@ -59,15 +56,6 @@ HUNG_FACTOR = 2.5
 
 HANDSHAKE_TIMEOUT = 4.0
 """Seconds within which a peer has to answer a handshake."""
-
-MAX_WAIT = 0.25
-"""Seconds that the thread sleeps at most: an idle endpoint wakes four times a second to sweep."""
-
-MAX_PAUSE = 1.0
-"""Seconds between two rounds of the thread that are worth a warning."""
-
-BUSY_POLL = 0.0005
-"""Seconds between two looks at a move that waits for a backend's library."""
 
 
 class Endpoint:
@@ -113,15 +101,13 @@ class Endpoint:
         self._on_link: list[Callable[[Link], None]] = []
         self._inbound: dict[bytes, Link] = {}
         self._dials: dict[tuple[str, int], Dial] = {}
-        self._calls: deque[Callable[[], None]] = deque()
-        self._moves: list[Callable[[], bool | None]] = []
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timer_ids = itertools.count()
         self._closed = False
         self._closing = threading.Lock()
-        self._stepped = time.monotonic()
+        self._reactor = Reactor(self._sockets, self._received, self.here.name, self.counters)
+        self.after = self._reactor.after
+        self.move = self._reactor.move
         self.after(PING_INTERVAL, self._beat)
-        self._loop = Loop(f"endpoint-{self.address.rpartition(':')[2]}", self._step, self._sockets.wake)
+        self._reactor.start(f"endpoint-{self.address.rpartition(':')[2]}")
 
     # -- for any thread ---------------------------------------------------------------------------------------
 
@@ -134,10 +120,7 @@ class Endpoint:
         """
         if self._closed:
             raise ClosedError(f"the endpoint {self.address} is closed")
-        self._loop.check()
-        self._calls.append(call)
-        if not self._loop.current:
-            self._sockets.wake()
+        self._reactor.call_soon(call)
 
     def dial(self, address: str, generation: int = 0) -> Transfer[Link]:
         """Get a link to the peer at `address`, an existing one or by a new handshake.
@@ -167,12 +150,9 @@ class Endpoint:
             self._closed = True
             done.wait(timeout)
         self._closed = True
-        if self._loop.stop(timeout):
+        if self._reactor.stop(timeout):
             self._sockets.close()
-            # Pending work holds views of memory that is to be given back now.
-            while self._calls:  # handed in at the last moment: each of them finds the endpoint closed
-                self._guard(self._calls.popleft())
-            for pending in (self._timers, self._moves, self._dials, self._inbound, self._services):
+            for pending in (self._dials, self._inbound, self._services):
                 pending.clear()
         else:
             logger.error("the endpoint %s did not stop within %g s: its sockets stay open", self.address, timeout)
@@ -190,71 +170,9 @@ class Endpoint:
         """Call `callback(link)` for every link that comes up from now on, dialled by either side."""
         self._on_link.append(callback)
 
-    def after(self, delay: float, call: Callable[[], None]) -> None:
-        """Run `call()` in `delay` seconds."""
-        heappush(self._timers, (time.monotonic() + delay, next(self._timer_ids), call))
-
     def on_close(self, callback: Callable[[KVBridgeError], None]) -> None:
         """Call `callback(error)` first thing when the endpoint closes: to finish what needs the links."""
         self._on_close.append(callback)
-
-    def move(self, step: Callable[[], bool | None]) -> None:
-        """Call `step()` again and again: True asks for another slice at once, False for one soon, None ends it."""
-        self._moves.append(step)
-
-    # -- the loop ---------------------------------------------------------------------------------------------
-
-    def _step(self) -> None:
-        while self._calls:
-            self._guard(self._calls.popleft())
-        eager = self._advance_moves()
-        frames = self._sockets.poll(self._wait_time(eager=eager))
-        self._notice_pause()
-        for origin, frame in frames:
-            self._guard(lambda o=origin, f=frame: self._received(o, f))  # type: ignore[misc]
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            self._guard(heappop(self._timers)[2])
-
-    def _notice_pause(self) -> None:
-        """Tell when this thread was kept from running: peers may take this process for dead."""
-        now = time.monotonic()
-        pause = now - self._stepped
-        self._stepped = now
-        if pause > MAX_PAUSE:
-            self.counters["pauses"] += 1
-            logger.warning(
-                "the control plane of %s could not run for %.1f s: this process was stopped, or something in it held "
-                "the interpreter or the processor; peers give up after %g s",
-                self.here.name,
-                pause,
-                self.hung_after,
-            )
-
-    def _wait_time(self, *, eager: bool) -> float:
-        if eager or self._calls:
-            return 0.0
-        until_timer = self._timers[0][0] - time.monotonic() if self._timers else MAX_WAIT
-        return max(0.0, min(MAX_WAIT, until_timer, BUSY_POLL if self._moves else MAX_WAIT))
-
-    def _advance_moves(self) -> bool:
-        eager = False
-        moves, self._moves = self._moves, []
-        for step in moves:
-            again = self._guard(step)
-            if again is not None:
-                self._moves.append(step)
-                eager = eager or again
-        return eager
-
-    def _guard(self, call: Callable[[], bool | None]) -> bool | None:
-        """Run a handler; a bug in one must not end the service of all peers."""
-        try:
-            return call()
-        except Exception:
-            self.counters["internal_errors"] += 1
-            logger.exception("an internal error in the control plane of %s", self.here.name)
-            return None
 
     # -- frames -----------------------------------------------------------------------------------------------
 
@@ -390,7 +308,7 @@ class Endpoint:
 
     def _when_still(self, done: Transfer[None]) -> None:
         """Resolve once nothing is in motion any more: aborted moves need a few more slices."""
-        if self._moves:
+        if self._reactor.moving:
             self.after(BUSY_POLL, lambda: self._when_still(done))
         else:
             done.resolve(None)

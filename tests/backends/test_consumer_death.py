@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.peers import Peer
 
-VALID = 1.0
+VALID = 2.0
 """Seconds of a promise, shortened from 10."""
 
 BACK_WITHIN = 4 * VALID

@@ -16,7 +16,7 @@ from tests.nodes import MIB, Node, pattern
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VALID = 0.3
+VALID = 0.5
 """Seconds of a promise, shortened: what outlives three of them was renewed."""
 
 

@@ -48,7 +48,7 @@ def test_every_transfer_that_was_started_while_closing_finishes(what: str) -> No
         stop.set()
         for thread in threads:
             thread.join(5)
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 10
         hanging = [t for t in started if not t.poll()]
         while hanging and time.monotonic() < deadline:
             time.sleep(0.01)

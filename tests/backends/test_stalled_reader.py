@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.peers import Peer
 
-VALID = 0.4
+VALID = 0.6
 """Seconds of a promise, shortened from 10."""
 
 NBYTES = 8 * MIB

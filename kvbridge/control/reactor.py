@@ -1,0 +1,156 @@
+"""`Reactor`: the one thread of an endpoint. It runs calls, timers and moves, and hands frames to their owner.
+
+Moves are advanced in bounded slices between two looks at the sockets, which keeps heartbeats going while bytes are
+copied.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from kvbridge.threads import Loop
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+    from kvbridge.control.outbound import Dial
+    from kvbridge.control.sockets import Sockets
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT = 0.25
+"""Seconds that the thread sleeps at most: an idle endpoint wakes four times a second to sweep."""
+
+MAX_PAUSE = 1.0
+"""Seconds between two rounds of the thread that are worth a warning."""
+
+BUSY_POLL = 0.0005
+"""Seconds between two looks at a move that waits for a backend's library."""
+
+
+class Reactor:
+    """Calls, timers, moves and frames, all on one thread.
+
+    Args:
+        sockets: Where frames come from.
+        received: Takes each of them.
+        owner: Whose thread it is, for messages.
+        counters: Where internal errors and pauses are counted.
+    """
+
+    def __init__(
+        self,
+        sockets: Sockets,
+        received: Callable[[bytes | Dial, bytes | None], None],
+        owner: str,
+        counters: Counter[str],
+    ) -> None:
+        self._sockets = sockets
+        self._received = received
+        self._owner = owner
+        self._counters = counters
+        self._calls: deque[Callable[[], None]] = deque()
+        self._moves: list[Callable[[], bool | None]] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_ids = itertools.count()
+        self._stepped = time.monotonic()
+        self._loop: Loop | None = None
+
+    def start(self, name: str) -> None:
+        """Start the thread."""
+        self._loop = Loop(name, self._step, self._sockets.wake)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call()` on the thread. Any thread may ask.
+
+        Raises:
+            KVBridgeError: The thread died earlier.
+        """
+        if self._loop is not None:
+            self._loop.check()
+        self._calls.append(call)
+        if self._loop is None or not self._loop.current:
+            self._sockets.wake()
+
+    def stop(self, timeout: float) -> bool:
+        """End the thread and forget what it has not done. Returns whether it ended within `timeout` seconds."""
+        if self._loop is None or not self._loop.stop(timeout):
+            return False
+        while self._calls:  # handed in at the last moment: each of them finds the endpoint closed
+            self._guard(self._calls.popleft())
+        # What is pending holds views of memory that is to be given back now.
+        self._timers.clear()
+        self._moves.clear()
+        return True
+
+    # -- for this thread --------------------------------------------------------------------------------------
+
+    def after(self, delay: float, call: Callable[[], None]) -> None:
+        """Run `call()` in `delay` seconds."""
+        heappush(self._timers, (time.monotonic() + delay, next(self._timer_ids), call))
+
+    def move(self, step: Callable[[], bool | None]) -> None:
+        """Call `step()` again and again: True asks for another slice at once, False for one soon, None ends it."""
+        self._moves.append(step)
+
+    @property
+    def moving(self) -> bool:
+        """Whether anything is in motion."""
+        return bool(self._moves)
+
+    def _step(self) -> None:
+        while self._calls:
+            self._guard(self._calls.popleft())
+        eager = self._advance_moves()
+        frames = self._sockets.poll(self._wait_time(eager=eager))
+        self._notice_pause()
+        for origin, frame in frames:
+            self._guard(lambda o=origin, f=frame: self._received(o, f))  # type: ignore[misc]
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            self._guard(heappop(self._timers)[2])
+
+    def _notice_pause(self) -> None:
+        """Tell when this thread was kept from running: peers may take this process for dead."""
+        now = time.monotonic()
+        pause = now - self._stepped
+        self._stepped = now
+        if pause > MAX_PAUSE:
+            self._counters["pauses"] += 1
+            logger.warning(
+                "the control plane of %s could not run for %.1f s: this process was stopped, or something in it held "
+                "the interpreter or the processor; peers that wait longer than their `peer_timeout` give up",
+                self._owner,
+                pause,
+            )
+
+    def _wait_time(self, *, eager: bool) -> float:
+        if eager or self._calls:
+            return 0.0
+        until_timer = self._timers[0][0] - time.monotonic() if self._timers else MAX_WAIT
+        return max(0.0, min(MAX_WAIT, until_timer, BUSY_POLL if self._moves else MAX_WAIT))
+
+    def _advance_moves(self) -> bool:
+        eager = False
+        moves, self._moves = self._moves, []
+        for step in moves:
+            again = self._guard(step)
+            if again is not None:
+                self._moves.append(step)
+                eager = eager or again
+        return eager
+
+    def _guard(self, call: Callable[[], bool | None]) -> bool | None:
+        """Run a handler; a bug in one must not end the service of all peers."""
+        try:
+            return call()
+        except Exception:
+            self._counters["internal_errors"] += 1
+            logger.exception("an internal error in the control plane of %s", self._owner)
+            return None
