@@ -93,7 +93,7 @@ def parse_handoff(params: Mapping[str, Any]) -> Handoff:
         raise ConfigError(f"kv_transfer_params.{NAMESPACE}.v: found {found.get('v')!r}, expected {VERSION}")
     try:
         handoff = msgspec.convert(found, Handoff)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half of a surrogate pair
         raise ConfigError(f"kv_transfer_params.{NAMESPACE}: {error}") from error
     if len(handoff.addresses) != len(handoff.generations):
         raise ConfigError(f"kv_transfer_params.{NAMESPACE}: one generation for each address is expected")

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvbridge.connector.plan import Report
@@ -64,6 +64,8 @@ def test_any_json_as_the_inner_object_is_harmless(inner: Any, decode: bool) -> N
 
 @settings(max_examples=120, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3), st.sets(st.sampled_from(FIELDS), max_size=2))
+@example({"addresses": "\ud800"}, set())
+@example({"addresses": ["\ud800"]}, set())
 def test_right_params_with_some_fields_changed_or_left_out_are_harmless(
     changed: dict[str, Any], left_out: set[str]
 ) -> None:
