@@ -153,6 +153,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
     def _load(self, order: LoadOrder) -> None:
         claim = self._granted.pop(order.claim, None)
         pages: Pages | None = None
+        started = time.monotonic()
         try:
             if claim is None:
                 raise BusyError(f"the claim {order.claim} is not held by rank {self._rank}")
@@ -161,7 +162,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         except KVBridgeError as error:
             transfer = Transfer(f"loading {order.request_id}")
             transfer.fail(error)
-        self._loads[order.request_id] = _Load(claim, transfer, pages, time.monotonic())
+        self._loads[order.request_id] = _Load(claim, transfer, pages, started)
 
     def _loaded(self, request_id: str, load: _Load) -> bool:
         error = load.transfer.error
@@ -179,6 +180,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
 
     def _save(self, order: SaveOrder) -> None:
         nbytes = 0
+        started = time.monotonic()
         try:
             pages = self._pages(order.block_ids)
             nbytes = pages.nbytes
@@ -187,7 +189,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         except KVBridgeError as error:
             transfer = Transfer(f"handing over {order.request_id}")
             transfer.fail(error)
-        self._saves[order.request_id] = (transfer, nbytes, time.monotonic())
+        self._saves[order.request_id] = (transfer, nbytes, started)
 
     def _saved(self, request_id: str, saved: Transfer[None], nbytes: int, started: float) -> None:
         if saved.error is None:

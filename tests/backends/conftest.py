@@ -25,6 +25,7 @@ def known_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def node() -> Iterator[Callable[..., Node]]:
     """Make nodes in this process. None of their threads may survive their close."""
     made: list[Node] = []
+    before = set(threading.enumerate())
 
     def make(**options: Any) -> Node:
         made.append(Node(**options))
@@ -33,7 +34,7 @@ def node() -> Iterator[Callable[..., Node]]:
     yield make
     for one in reversed(made):
         one.close()
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("kvbridge-")]
+    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("kvbridge-")]
     assert not left
 
 
