@@ -8,11 +8,12 @@ import os
 import signal
 import traceback
 from multiprocessing import spawn
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from kvbridge.errors import KVBridgeError, from_code
-from tests.nodes import SLICE, Node, set_constants
+from tests.nodes import SLICE, Node, eventually, set_constants
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -94,6 +95,15 @@ class Peer:
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
+
+    def stop(self) -> None:
+        """Send SIGSTOP, and wait until every thread has stopped."""
+        self.signal(signal.SIGSTOP)
+        eventually(lambda: all(state == "T" for state in self._states()), 5.0, lambda: f"{self._states()}")
+
+    def _states(self) -> list[str]:
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return [(task / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] for task in tasks]
 
     def kill(self) -> None:
         """`kill -9`, and wait until the kernel has it."""

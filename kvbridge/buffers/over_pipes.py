@@ -46,7 +46,8 @@ class PipeBuffer(LookupBuffer):
         self._endpoint = endpoint
         self._lease = lease
         self._timeout = timeout
-        self._closed = False
+        self._closed = False  # nothing more is taken
+        self._finished = False  # everything that was taken has been finished
         self._shelf = Shelf(backend, endpoint, CHANNEL)
         self._seeker = Seeker(backend, endpoint, CHANNEL, timeout)
         endpoint.call_soon(self._connect)
@@ -56,7 +57,7 @@ class PipeBuffer(LookupBuffer):
         self._endpoint.on_close(self._finish)
 
     def _finish(self, error: KVBridgeError) -> None:
-        self._closed = True
+        self._closed = self._finished = True
         self._seeker.close(error)
         self._shelf.close()
 
@@ -172,6 +173,8 @@ class PipeBuffer(LookupBuffer):
 
         def guarded() -> None:
             try:
+                if self._finished:  # meanwhile
+                    raise ClosedError("the buffer was closed")
                 call()
             except KVBridgeError as error:
                 transfer.fail(error)

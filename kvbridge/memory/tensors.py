@@ -118,7 +118,13 @@ def new_tensor(spec: TensorSpec) -> Any:
     return tensor
 
 
+_NUMPY_NAMES = {np.dtype(code).name for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
+"""What a peer's name is looked up in: numpy itself takes many other spellings, deprecated ones too."""
+
+
 def _empty_array(spec: TensorSpec) -> NDArray[Any]:
+    if spec.dtype not in _NUMPY_NAMES and not spec.dtype.startswith(("datetime64[", "timedelta64[")):
+        raise UnsupportedError(f"numpy has no plain dtype {spec.dtype!r} here", flag="tensors")
     try:
         dtype = np.dtype(spec.dtype)
     except TypeError as error:

@@ -50,13 +50,13 @@ def serves(pair: tuple[Node, Node]) -> None:
     assert consumer.counters().get("internal_errors", 0) == 0
 
 
-@pytest.mark.parametrize("valid", [0.0, 1e-9, 1e-3])
+@pytest.mark.parametrize("valid", [0.0, 1e-3])
 def test_a_promise_of_no_time_does_not_make_its_receiver_shout(
     pair: tuple[Node, Node], fake: FakePeer, valid: float
 ) -> None:
     claim, select = asked(fake, pair[1])
     fake.say(offer(select.xid, valid=valid))
-    fake.read(0.5)
+    fake.read(0.3)
     assert sum(isinstance(message, Renew) for message in fake.heard) < 100
     assert claim.poll()
     serves(pair)
@@ -161,7 +161,7 @@ def test_a_receiver_that_allocates_what_was_offered_is_not_led_astray(
     pipe = consumer.backend.open_recv(link, "c")
     fake.say(Offer("pipe:c", 0, 0, spec, PLACE, 10.0))
     with pytest.raises(KVBridgeError):
-        pipe.recv_tensor(timeout=0.2)
+        pipe.recv_tensor(timeout=0.1)
     pages = Pages.of([Region.over(np.zeros(640, dtype=np.uint8), 64)], [1])
     seen = pipe.peek()
     if seen is not None:

@@ -124,13 +124,13 @@ def test_a_cancelled_transfer_is_not_finished_while_bytes_may_still_land(
     moving.stubborn = True
     moving.gate.shut_after(3)
     if end == "deadline":
-        monkeypatch.setattr(consumer.buffer._seeker, "_timeout", 0.2)
+        monkeypatch.setattr(consumer.buffer._seeker, "_timeout", 0.1)
     inserted, taken = start(producer, consumer, value, out)
     assert moving.gate.reached.wait(5)
     if end == "cancel":
         taken.cancel()
-    with pytest.raises(TransferTimeoutError, match=r"did not finish within 0\.4 s"):
-        taken.wait(0.4)
+    with pytest.raises(TransferTimeoutError, match=r"did not finish within 0\.2 s"):
+        taken.wait(0.2)
     assert not inserted.poll(), "the source is free although the mover has not ended"
     assert not any(held.released for held in producer.backend.held)
     moving.gate.open()
@@ -254,7 +254,7 @@ def test_a_read_that_ends_after_the_lease_does_not_count_although_every_byte_was
     consumer.backend.gate.shut_after(9)
     inserted, taken = start(producer, consumer, value, out)
     assert consumer.backend.gate.reached.wait(5)
-    consumer.endpoint.call_soon(lambda: time.sleep(1.2))
+    consumer.endpoint.call_soon(lambda: time.sleep(1.0))
     consumer.backend.gate.open()
     inserted.wait(5)
     value[:] = 2

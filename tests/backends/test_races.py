@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("what", ["endpoint", "buffer", "everything"])
 def test_every_transfer_that_was_started_while_closing_finishes(what: str) -> None:
-    for _ in range(12):
+    for _ in range(6):
         producer, consumer = Node(capacity="1MiB"), Node(capacity="1MiB")
         key = Key("never", producer.endpoint.address)
         consumer.buffer.contains([key]).wait(5)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.peers import Peer
 
-VALID = 0.6
+VALID = 0.5
 """Seconds of a promise, shortened from 10."""
 
 NBYTES = 8 * MIB
@@ -38,7 +38,7 @@ def fill_with(producer: Node, key: str, value: float) -> None:
     producer.buffer.insert(Key(key), np.full(NBYTES // 8, value)).wait(5)
 
 
-@pytest.mark.parametrize("slices", [1, 7])
+@pytest.mark.parametrize("slices", [7])
 def test_a_reader_whose_thread_stalls_beyond_the_lease_never_gets_a_mix(
     producer: Node, node: Callable[..., Node], slices: int
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_process_that_is_stopped_in_mid_transfer_beyond_its_lease_gets_an_erro
     consumer.do("gate", "scatter", 2)
     consumer.do("begin", "t", "drop_select", Key("one", producer.endpoint.address), 1, NBYTES)
     consumer.do("await_gate", "scatter")
-    consumer.signal(signal.SIGSTOP)
+    consumer.stop()
     producer.await_used(0, timeout=10 * VALID)
     producer.insert("two", 2, NBYTES)
     consumer.signal(signal.SIGCONT)

@@ -31,7 +31,7 @@ def test_the_deadline_of_a_claim_holds_while_its_producer_is_stopped(
     producer, consumer = peer(), node(peer_timeout=PEER_TIMEOUT)
     producer.do("insert", "k", 1, MIB)
     consumer.connect(producer.address)
-    producer.signal(signal.SIGSTOP)
+    producer.stop()
     start = time.monotonic()
     with pytest.raises(TransferTimeoutError):
         consumer.take(Key("k", producer.address), 1, MIB, timeout=0.3)
@@ -57,7 +57,7 @@ def test_handshake_and_transfer_with_a_stopped_producer_end_by_their_own_deadlin
     consumer.claim("c", Key("k", producer.address))
     producer.do("await_gate", "gather")
     consumer.begin_fill("t", "c", 1, 8 * MIB)
-    producer.signal(signal.SIGSTOP)
+    producer.stop()
     start = time.monotonic()
     with pytest.raises(KVBridgeError, match=r"0\.5 s"):
         consumer.end("t")

@@ -31,7 +31,7 @@ def fast(pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fast heartbeats, and little patience with who does not answer them."""
     monkeypatch.setattr(endpoint_module, "PING_INTERVAL", 0.2)
     for one in pair:
-        one.endpoint.hung_after = 1.0
+        one.endpoint.hung_after = 0.7
 
 
 @pytest.mark.usefixtures("fast")
@@ -44,7 +44,7 @@ def test_heartbeats_go_on_after_a_callback_raised_while_a_silent_peer_was_buried
         fake.await_message(Ask)
         with pytest.raises(PeerLostError):
             question.wait(4)  # nobody answers heartbeats any more
-    time.sleep(2.0)
+    time.sleep(1.5)
     assert link.up
     assert producer.link().up
     producer.insert("k", 1, 1000)

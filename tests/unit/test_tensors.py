@@ -119,7 +119,7 @@ def test_memory_for_what_could_never_be_sent_is_not_even_allocated(dtype: str, m
 
 SMALL = st.lists(st.integers(-3, 5) | st.sampled_from([2**62, 2**63, 2**70]), max_size=5).map(tuple)
 SHAPE = SMALL | st.sampled_from([(1,) * 33, (1,) * 70, (0,) * 70])  # small: nothing here may fill the memory
-DTYPES = [*NUMPY, *TORCH, "", "object", "O", "nn", "float32 ", "f4,f4", "U9", "__name__", "dtype", "é", "\0"]
+DTYPES = [*NUMPY, *TORCH, "", "a", "object", "O", "nn", "float32 ", "f4,f4", "U9", "__name__", "dtype", "é", "\0"]
 
 
 @settings(max_examples=150, deadline=None)
