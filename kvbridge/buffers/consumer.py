@@ -114,7 +114,6 @@ class _Question:
     def _end(self) -> bool:
         if self.link is not None:
             self.link.forget(self.fail)
-            self._seeker.inbox(self.link).asked.pop(self.xid, None)
         return self._seeker.ended(self)
 
 
@@ -203,6 +202,9 @@ class Seeker:
 
     def ended(self, question: _Question) -> bool:
         """Close a question. Returns whether it was open."""
+        inbox = self._inboxes.get(question.link) if question.link is not None else None
+        if inbox is not None:
+            inbox.asked.pop(question.xid, None)
         return self._questions.pop(question.xid, None) is not None
 
     def cancel(self, link: Link, xid: int) -> None:

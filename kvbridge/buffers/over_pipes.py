@@ -64,7 +64,7 @@ class PipeBuffer(LookupBuffer):
     def insert(self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0) -> Transfer[None]:
         """Make a value available. See `LookupBuffer.insert`."""
         transfer: Transfer[None] = Transfer(f"inserting {key.id!r}", lambda: self._take_back(key, transfer))
-        if key.home not in ("", self._endpoint.address):
+        if not self._is_here(key):
             transfer.fail(ConfigError(f"the key {key.id!r} lives at {key.home}: insert it there"))
             return transfer
 
@@ -121,10 +121,12 @@ class PipeBuffer(LookupBuffer):
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Give up values. See `LookupBuffer.drop`."""
-        here = [key.id for key in keys if key.home in ("", self._endpoint.address)]
+        here: list[str] = []
         homes: dict[tuple[str, int], list[Key]] = {}
         for key in keys:
-            if key.id not in here:
+            if self._is_here(key):
+                here.append(key.id)
+            else:
                 homes.setdefault((key.home, key.generation), []).append(key)
 
         def drop() -> None:
@@ -137,6 +139,9 @@ class PipeBuffer(LookupBuffer):
         if not self._closed:
             with contextlib.suppress(KVBridgeError):  # best effort: the endpoint may be closing
                 self._endpoint.call_soon(drop)
+
+    def _is_here(self, key: Key) -> bool:
+        return key.home in ("", self._endpoint.address)
 
     def _take_back(self, key: Key, transfer: Transfer[None]) -> None:
         self._endpoint.call_soon(lambda: self._shelf.take_back(key.id, transfer))

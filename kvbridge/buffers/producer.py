@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvbridge.abc.backend import MoveState
 from kvbridge.buffers.tombstones import Tombstones
 from kvbridge.control.attempt import attempt
-from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Routed, Select
+from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Routed, Select, text
 from kvbridge.control.outgoing import Outbox
 from kvbridge.errors import (
     BindingMismatchError,
@@ -264,7 +264,7 @@ class Shelf:
 
     def _miss(self, link: Link, select: Select, error: KVBridgeError) -> None:
         self.counters[f"miss_{error.code}"] += 1
-        link.send(Miss(self._channel, select.xid, error.code, str(error)[:4000]))
+        link.send(Miss(self._channel, select.xid, error.code, text(error)))
 
     def close(self) -> None:
         """Give up everything. What a consumer still reads is released when he is done with it."""

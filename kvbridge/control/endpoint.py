@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvbridge.control.handshake import refusal
+from kvbridge.control.handshake import check_sendable, refusal
 from kvbridge.control.link import Link, closed, lost
 from kvbridge.control.messages import (
-    PROTOCOL,
     Bye,
     Hello,
     Identity,
@@ -29,12 +28,11 @@ from kvbridge.control.messages import (
     Routed,
     Welcome,
     decode,
-    encode,
 )
-from kvbridge.control.outbound import Dial
+from kvbridge.control.outbound import GONE_GRACE, Dial
 from kvbridge.control.reactor import BUSY_POLL, Reactor
 from kvbridge.control.sockets import Sockets
-from kvbridge.errors import ClosedError, ConfigError, KVBridgeError
+from kvbridge.errors import ClosedError, KVBridgeError
 from kvbridge.transfer import Transfer, run_callback
 
 if TYPE_CHECKING:
@@ -93,7 +91,7 @@ class Endpoint:
             card=backend.card(),
         )
         self.counters: Counter[str] = Counter()
-        _check_sendable(self.here)
+        check_sendable(self.here)
         self._sockets = Sockets(host, port, peer_timeout)
         self.address = self._sockets.address
         self._services: dict[str, Callable[[Link, Routed], None]] = {}
@@ -205,8 +203,7 @@ class Endpoint:
             link.send(Pong())
             return None
         if isinstance(message, Bye):
-            del self._inbound[origin]
-            link.down(closed(link.peer.name, message))
+            self._drop_inbound(origin, link, closed(link.peer.name, message))
             return None
         return link
 
@@ -219,7 +216,7 @@ class Endpoint:
             return
         earlier = self._inbound.get(origin)
         if earlier is not None:  # a second greeting on one connection starts anew
-            self._drop_inbound(origin, earlier)
+            self._drop_inbound(origin, earlier, lost(earlier.peer.name, "it greeted anew on the same connection"))
         link = Link(hello.identity, self, self._sockets.sender(origin, self._gone), time.monotonic())
         self._inbound[origin] = link
         link.send(Welcome(self.here))
@@ -229,12 +226,13 @@ class Endpoint:
         """Take a link down whose connection is gone, after what its peer sent last, such as a goodbye, was read."""
         link = self._inbound.get(origin)
         if link is not None:
-            self.after(0, lambda: self._drop_inbound(origin, link))
+            error = lost(link.peer.name, "its connection is gone")
+            self.after(GONE_GRACE, lambda: self._drop_inbound(origin, link, error))
 
-    def _drop_inbound(self, origin: bytes, link: Link) -> None:
+    def _drop_inbound(self, origin: bytes, link: Link, error: KVBridgeError, *, tell: bool = False) -> None:
         if self._inbound.get(origin) is link:
             del self._inbound[origin]
-        link.down(lost(link.peer.name, "its connection is gone"))
+        link.down(error, tell=tell)
 
     def _route(self, link: Link, message: Message) -> None:
         if isinstance(message, Routed):
@@ -291,8 +289,8 @@ class Endpoint:
         for origin, link in list(self._inbound.items()):
             link.send(Pong())
             if now - link.heard > self.hung_after:
-                self._inbound.pop(origin, None)
-                link.down(lost(link.peer.name, f"silent for more than {self.hung_after:g} s"), tell=True)
+                error = lost(link.peer.name, f"silent for more than {self.hung_after:g} s")
+                self._drop_inbound(origin, link, error, tell=True)
 
     def _say_goodbye(self, done: Transfer[None]) -> None:
         self._closed = True
@@ -301,9 +299,8 @@ class Endpoint:
             run_callback(lambda: callback(error))  # noqa: B023 - run at once
         for dial in list(self._dials.values()):
             dial.end(error, tell=True)
-        for link in list(self._inbound.values()):
-            link.down(error, tell=True)
-        self._inbound.clear()
+        for origin, link in list(self._inbound.items()):
+            self._drop_inbound(origin, link, error, tell=True)
         self._when_still(done)
 
     def _when_still(self, done: Transfer[None]) -> None:
@@ -312,15 +309,3 @@ class Endpoint:
             self.after(BUSY_POLL, lambda: self._when_still(done))
         else:
             done.resolve(None)
-
-
-def _check_sendable(here: Identity) -> None:
-    """Check that peers will be able to read our handshake.
-
-    Raises:
-        ConfigError: A name, fingerprint field or card breaks a limit of the protocol.
-    """
-    try:
-        decode(encode(Hello(PROTOCOL, here)))
-    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
-        raise ConfigError(f"this endpoint's identity cannot be sent to peers: {error}") from error

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvbridge.control.messages import PROTOCOL, Refused
-from kvbridge.errors import HandshakeError, ProtocolError
+import msgspec
+
+from kvbridge.control.messages import PROTOCOL, Hello, Refused, decode, encode, text
+from kvbridge.errors import ConfigError, HandshakeError, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvbridge.control.messages import Hello, Identity
+    from kvbridge.control.messages import Identity
 
 MAX_LISTED = 64
 """Differing fields that a refusal lists."""
 
 MAX_VALUE = 200
 """Characters of a value that it shows."""
-
-MAX_REASON = 4000
-"""Characters of a reason."""
 
 ABSENT = "(absent)"
 
@@ -66,7 +65,7 @@ def opinion(accepts: Callable[[bytes], str | None], card: bytes) -> str | None:
         reason = accepts(card)
     except Exception as error:  # whatever a plugin raises over a peer's bytes
         reason = f"the backend could not read the peer's card: {error!r}"
-    return None if reason is None else reason[:MAX_REASON]
+    return None if reason is None else text(reason)
 
 
 def _shortened(found: tuple[tuple[str, str, str], ...]) -> tuple[tuple[str, str, str], ...]:
@@ -82,3 +81,15 @@ def refused_error(refused: Refused, name: str) -> HandshakeError:
     listed = "; ".join(f"{field}: {here} here, {there} at the peer" for field, here, there in found)
     message = f"{name} refused the handshake: {refused.message}"
     return HandshakeError(f"{message} ({listed})" if listed else message, found)
+
+
+def check_sendable(here: Identity) -> None:
+    """Check that peers will be able to read our handshake.
+
+    Raises:
+        ConfigError: A name, fingerprint field or card breaks a limit of the protocol.
+    """
+    try:
+        decode(encode(Hello(PROTOCOL, here)))
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+        raise ConfigError(f"this endpoint's identity cannot be sent to peers: {error}") from error

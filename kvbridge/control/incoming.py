@@ -93,15 +93,12 @@ class Incoming:
         """
         if not self._use.acquire(blocking=False):
             raise BusyError(f"the offer {self.offered.seq} on {self._inbox.channel} was taken or declined before")
-        endpoint = self._inbox.link.endpoint
+        endpoint = self.endpoint
         transfer: Transfer[None] = Transfer(
             f"receiving {self._offer.spec.nbytes} bytes from {self._inbox.link.peer.name}",
             lambda: endpoint.call_soon(lambda: self._stop(cancelled("the transfer"))),
         )
-        endpoint.call_soon(lambda: self._start(out, skip, transfer))
-        if timeout:
-            late = TransferTimeoutError(f"{transfer.what} did not finish within {timeout:g} s")
-            endpoint.call_soon(lambda: endpoint.after(timeout, lambda: self._stop(late)))
+        endpoint.call_soon(lambda: self._start(out, skip, transfer, timeout))
         return transfer
 
     def decline(self) -> None:
@@ -151,15 +148,18 @@ class Incoming:
         if not self._renewal_sent:
             self._renewal_sent = time.monotonic()
         self._inbox.link.send(Renew(self._inbox.channel, self.offered.seq))
-        self._inbox.link.endpoint.after(max(self._offer.valid / 3, MIN_RENEWAL), self.renew)
+        self.endpoint.after(max(self._offer.valid / 3, MIN_RENEWAL), self.renew)
 
     # -- inside -----------------------------------------------------------------------------------------------
 
-    def _start(self, out: Payload, skip: int, transfer: Transfer[None]) -> None:
+    def _start(self, out: Payload, skip: int, transfer: Transfer[None], timeout: float) -> None:
         self._transfer = transfer
         if self.error is not None:
             transfer.fail(self.error)
             return
+        if timeout:
+            late = TransferTimeoutError(f"{transfer.what} did not finish within {timeout:g} s")
+            self.endpoint.after(timeout, lambda: self._stop(late))
         inbox = self._inbox
         try:
             self._landing = attempt(
@@ -172,7 +172,7 @@ class Incoming:
         if inbox.mover != "consumer":
             inbox.link.send(Accept(inbox.channel, self.offered.seq, self._landing.descriptor))
         if inbox.mover != "producer" and self._step() is not None:
-            inbox.link.endpoint.move(self._step)
+            self.endpoint.move(self._step)
 
     def _step(self) -> bool | None:
         if self._landing is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvbridge.control.messages import MAX_MESSAGE_BYTES, Bye, encode
+from kvbridge.control.messages import MAX_MESSAGE_BYTES, Bye, encode, text
 from kvbridge.errors import KVBridgeError, PeerClosedError, PeerLostError, ProtocolError
 from kvbridge.transfer import run_callback
 
@@ -110,7 +110,7 @@ class Link:
         if not self.up:
             return
         if tell:
-            self.send(Bye(code=error.code, message=str(error)))
+            self.send(Bye(code=error.code, message=text(error)))
         self.error = error
         self._routes.clear()
         self._early.clear()

@@ -31,9 +31,12 @@ MAX_DIGEST = 64
 MAX_SECONDS = 86400
 """Longest duration."""
 
+MAX_TEXT = 4096
+"""Characters of a text."""
+
 Word = Annotated[str, Meta(max_length=64)]
 KeyId = Annotated[str, Meta(min_length=1, max_length=MAX_KEY)]
-Text = Annotated[str, Meta(max_length=4096)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Blob = Annotated[bytes, Meta(max_length=MAX_MESSAGE_BYTES // 4)]
 Digest = Annotated[bytes, Meta(max_length=MAX_DIGEST)]
 Seq = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -249,6 +252,11 @@ Message: TypeAlias = Handshake | Routed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def text(error: object) -> str:
+    """Write an error as a text that a message can carry."""
+    return str(error)[:MAX_TEXT]
 
 
 def encode(message: Message) -> bytes:

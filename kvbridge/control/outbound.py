@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from kvbridge.control.handshake import opinion, refused_error
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.control.sockets import Outbound, Sockets
     from kvbridge.transfer import Transfer
+
+GONE_GRACE = 0.05
+"""Seconds between the loss of a connection and that of its link: the peer's last words may not have been read yet."""
 
 
 class Dial:
@@ -34,7 +38,6 @@ class Dial:
         self.link: Link | None = None
         self.error: KVBridgeError | None = None
         self._endpoint = endpoint
-        self._sockets = sockets
         self._generation = generation
         self._waiting: list[Transfer[Link]] = []
         self._socket: Outbound = sockets.connect(address, self)
@@ -70,7 +73,7 @@ class Dial:
             self.end(closed(self.link.peer.name, message))
             return None
         if isinstance(message, Pong):
-            self.link.heard = self._sockets.now()
+            self.link.heard = time.monotonic()
             return None
         return self.link
 
@@ -83,7 +86,8 @@ class Dial:
         if self.link is None:
             self.end(PeerLostError(f"nobody listens at {self.address}: the peer is not there or has died"))
         else:
-            self.end(lost(self.link.peer.name, "its process closed the connection"))
+            error = lost(self.link.peer.name, "its process closed the connection")
+            self._endpoint.after(GONE_GRACE, lambda: self.end(error))
 
     def end(self, error: KVBridgeError, *, tell: bool = False) -> None:
         """End the attempt or the link. Idempotent."""
@@ -108,7 +112,7 @@ class Dial:
             self._socket.send(encode(Bye(HandshakeError.code, reason)))
             self.end(HandshakeError(f"cannot work with {peer.name}: {reason}"))
             return
-        self.link = Link(peer, self._endpoint, self._socket.send, self._sockets.now())
+        self.link = Link(peer, self._endpoint, self._socket.send, time.monotonic())
         self._endpoint.came_up(self.link)
         waiting, self._waiting = self._waiting, []
         for transfer in waiting:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.backend import MoveState
 from kvbridge.control.attempt import attempt
-from kvbridge.control.messages import Abort, Accept, Done, Landed, Offer, Renew, Renewed, Routed, Withdrawn
+from kvbridge.control.messages import Abort, Accept, Done, Landed, Offer, Renew, Renewed, Routed, Withdrawn, text
 from kvbridge.errors import ClosedError, KeyDroppedError, KVBridgeError, LeaseExpiredError, PeerClosedError
 from kvbridge.transfer import cancelled
 
@@ -168,7 +168,7 @@ class Outbox:
 
     def _landed(self, outgoing: _Outgoing, error: KVBridgeError | None) -> None:
         outgoing.move = None
-        code, message = ("", "") if error is None else (error.code, str(error)[:4000])
+        code, message = ("", "") if error is None else (error.code, text(error))
         self._link.send(Landed(self._channel, outgoing.seq, code, message))
         if outgoing.taken or outgoing.void is not None or not self._link.up:
             outgoing.void = outgoing.void or error or self._link.error
@@ -184,7 +184,7 @@ class Outbox:
         outgoing.void = outgoing.void or error
         if outgoing.move is not None:
             outgoing.move.abort()
-        self._link.send(Withdrawn(self._channel, outgoing.seq, error.code, str(error)[:4000]))
+        self._link.send(Withdrawn(self._channel, outgoing.seq, error.code, text(error)))
 
     def _check(self, outgoing: _Outgoing) -> None:
         if outgoing.seq not in self._offers:
@@ -197,7 +197,7 @@ class Outbox:
             self._link.endpoint.after(outgoing.valid, lambda: self._check(outgoing))
         else:
             expired = LeaseExpiredError(f"the receiver on {self._channel} was not heard of for {outgoing.valid:g} s")
-            self._link.send(Withdrawn(self._channel, outgoing.seq, expired.code, str(expired)))
+            self._link.send(Withdrawn(self._channel, outgoing.seq, expired.code, text(expired)))
             outgoing.void = outgoing.void or self._link.error or expired
             self._finish(outgoing)
 

@@ -51,9 +51,6 @@ class RendezvousSender(SendPipe):
             if self._broken is not None and self._box.detached(seq):
                 transfer.fail(self._broken)
 
-    def _as_broken(self, error: KVBridgeError) -> KVBridgeError:
-        return _broken(self._channel, error) if isinstance(error, PeerLostError) else error
-
     def _post(self, payload: Payload, spec: Spec, tag: int) -> Transfer[None]:
         if self._broken is not None:
             raise self._broken
@@ -85,7 +82,7 @@ class RendezvousSender(SendPipe):
             if error is None:
                 transfer.resolve(None)
             else:
-                transfer.fail(self._broken or self._as_broken(error))
+                transfer.fail(self._broken or _as_pipe_error(self._channel, error))
 
         self._open[transfer] = self._box.offer(held, spec, tag, VALID, ended)
         self._box.prepare(self._open[transfer], self._fail_detached)
@@ -112,14 +109,13 @@ class RendezvousReceiver(RecvPipe):
         self._channel = f"pipe:{channel}"
         self._changed = threading.Condition()
         self._queue: deque[Incoming] = deque()
-        self._taken: dict[int, Incoming] = {}
         self._end: KVBridgeError | None = None
         self._inbox = Inbox(backend, link, self._channel, self._arrived, self._ended)
         link.endpoint.call_soon(self._connect)
 
     def _connect(self) -> None:
         self._link.route(self._channel, self._inbox.received)
-        self._link.on_down(lambda error: self._ended(PipeBrokenError(f"the pipe {self._channel} is broken: {error}")))
+        self._link.on_down(lambda error: self._ended(_broken(self._channel, error)))
 
     def _arrived(self, incoming: Incoming) -> None:
         with self._changed:
@@ -159,10 +155,10 @@ class RendezvousReceiver(RecvPipe):
         transfer: Transfer[None] = Transfer(fill.what, fill.cancel)
 
         def filled(done: Transfer[None]) -> None:
-            if isinstance(done.error, PeerLostError):
-                transfer.fail(_broken(self._channel, done.error))
+            if done.error is None:
+                transfer.resolve(None)
             else:
-                done.hand_on(transfer)
+                transfer.fail(_as_pipe_error(self._channel, done.error))
 
         fill.on_done(filled)
         return transfer
@@ -178,6 +174,11 @@ class RendezvousReceiver(RecvPipe):
             )
         except KVBridgeError:
             self._end = ClosedError(f"the pipe {self._channel} was closed")
+
+
+def _as_pipe_error(channel: str, error: KVBridgeError) -> KVBridgeError:
+    """Say a loss of the peer in a pipe's own words."""
+    return _broken(channel, error) if isinstance(error, PeerLostError) else error
 
 
 def _broken(channel: str, error: KVBridgeError) -> PipeBrokenError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-import time
 from typing import TYPE_CHECKING
 
 import zmq
@@ -100,11 +99,6 @@ class Sockets:
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._woken.fileno(), zmq.POLLIN)
-
-    @staticmethod
-    def now() -> float:
-        """Time in seconds by the clock that all deadlines use."""
-        return time.monotonic()
 
     def wake(self) -> None:
         """Make `poll` return. Any thread."""

@@ -171,3 +171,12 @@ def test_inserting_under_the_address_of_another_node_is_refused(pair: tuple[Node
     producer, consumer = pair
     with pytest.raises(ConfigError, match="lives at"):
         producer.buffer.insert(key("k", consumer), b"").wait(5)
+
+
+def test_a_drop_tells_keys_of_one_id_at_two_homes_apart(pair: tuple[Node, Node]) -> None:
+    producer, consumer = pair
+    producer.insert("same", 1, 1000)
+    consumer.insert("same", 2, 1000)
+    consumer.buffer.drop([Key("same"), Key("same", producer.endpoint.address)])
+    consumer.await_stats(entries=0)
+    producer.await_stats(entries=0, dropped=1)

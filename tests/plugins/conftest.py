@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvbridge_vllm.launch import Engine, EngineSpec
+from kvbridge_vllm.launch import EngineSpec
 from tests.checkpoints import make_checkpoint
-from tests.plugins.engines import ENGINE_ARGS, transfer_config
+from tests.plugins.engines import DEV_MODE, ENGINE_ARGS, running, transfer_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
-"""Opens /reset_prefix_cache, by which a test makes an engine forget what it computed."""
+    from kvbridge_vllm.launch import Engine
 
 
 @pytest.fixture(scope="session")
@@ -33,22 +32,14 @@ def trio(folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine, Engin
     """Prefill engine, decode engine, and an engine without connector: the oracle."""
     configs = (transfer_config("kv_producer"), transfer_config("kv_consumer"), None)
     names = ("prefill", "decode", "oracle")
-    engines = [
-        Engine(
-            EngineSpec(
-                name, checkpoint, kv_transfer_config=config, cpus=str(index % 2), extra_args=ENGINE_ARGS, env=DEV_MODE
-            ),
-            folder,
+    specs = [
+        EngineSpec(
+            name, checkpoint, kv_transfer_config=config, cpus=str(index % 2), extra_args=ENGINE_ARGS, env=DEV_MODE
         )
         for index, (name, config) in enumerate(zip(names, configs, strict=True))
     ]
-    try:
-        for engine in engines:
-            engine.wait_ready(300)
+    with running(specs, folder) as engines:
         yield engines[0], engines[1], engines[2]
-    finally:
-        for engine in engines:
-            engine.stop()
 
 
 @pytest.fixture

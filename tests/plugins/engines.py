@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from kvbridge_vllm.launch import Engine
 
-    from kvbridge_vllm.launch import Engine
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from kvbridge_vllm.launch import EngineSpec
+
+
+@contextmanager
+def running(specs: Sequence[EngineSpec], folder: Path) -> Iterator[list[Engine]]:
+    """Start engines together, wait for all of them, and stop them whatever happens."""
+    engines: list[Engine] = []
+    try:
+        engines.extend(Engine(spec, folder) for spec in specs)
+        for engine in engines:
+            engine.wait_ready(400)
+        yield engines
+    finally:
+        for engine in engines:
+            engine.stop()
+
 
 PREFILL_PARAMS = {
     "do_remote_decode": True,
@@ -20,6 +39,9 @@ PREFILL_PARAMS = {
     "remote_port": None,
 }
 """What a router injects into the prefill leg, byte by byte."""
+
+DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
+"""Opens /reset_prefix_cache, by which a test makes an engine forget what it computed."""
 
 ENGINE_ARGS = ("--max-num-batched-tokens", "128", "--enable-chunked-prefill", "--enable-prefix-caching")
 """Long prompts are prefilled in chunks, on every engine alike: another chunking rounds differently."""

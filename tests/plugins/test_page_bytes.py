@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvbridge_vllm.launch import Engine, EngineSpec
-from tests.plugins.engines import ENGINE_ARGS, decode, eventually, plain, prefill, prompt, transfer_config
+from kvbridge_vllm.launch import EngineSpec
+from tests.plugins.engines import ENGINE_ARGS, decode, eventually, plain, prefill, prompt, running, transfer_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from kvbridge_vllm.launch import Engine
 
 pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -26,37 +30,23 @@ def probe_folder(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def probed(folder: Path, checkpoint: Path, probe_folder: Path) -> Iterator[tuple[Engine, Engine]]:
-    engines = []
+    specs = []
     for index, role in enumerate(("kv_producer", "kv_consumer")):
         config = transfer_config(role)
         config["kv_connector"] = "ProbeConnector"
         config["kv_connector_module_path"] = "tests.plugins.probe_connector"
-        engines.append(
-            Engine(
-                EngineSpec(
-                    f"probed-{role}",
-                    checkpoint,
-                    kv_transfer_config=config,
-                    cpus=str(index),
-                    extra_args=ENGINE_ARGS,
-                    env={"KVBRIDGE_TEST_PROBE": str(probe_folder), "PYTHONPATH": str(_root())},
-                ),
-                folder,
+        specs.append(
+            EngineSpec(
+                f"probed-{role}",
+                checkpoint,
+                kv_transfer_config=config,
+                cpus=str(index),
+                extra_args=ENGINE_ARGS,
+                env={"KVBRIDGE_TEST_PROBE": str(probe_folder), "PYTHONPATH": str(ROOT)},
             )
         )
-    try:
-        for engine in engines:
-            engine.wait_ready(300)
+    with running(specs, folder) as engines:
         yield engines[0], engines[1]
-    finally:
-        for engine in engines:
-            engine.stop()
-
-
-def _root() -> Path:
-    from pathlib import Path
-
-    return Path(__file__).resolve().parents[2]
 
 
 def _read(folder: Path, side: str) -> dict[str, Any]:

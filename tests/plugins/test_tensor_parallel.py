@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvbridge_vllm.launch import Engine, EngineSpec
+from kvbridge_vllm.launch import EngineSpec
 from tests.plugins.engines import (
+    DEV_MODE,
     ENGINE_ARGS,
     counter,
     decode,
@@ -15,12 +16,15 @@ from tests.plugins.engines import (
     plain,
     prefill,
     prompt,
+    running,
     transfer_config,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from kvbridge_vllm.launch import Engine
 
 pytestmark = pytest.mark.engine
 
@@ -33,28 +37,20 @@ def pair(folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]:
     config = transfer_config("kv_both", **PATIENT)
     config["kv_connector"] = "NixlConnector"
     config["kv_connector_module_path"] = "kvbridge_vllm.nixl_alias"
-    engines = [
-        Engine(
-            EngineSpec(
-                name,
-                checkpoint,
-                kv_transfer_config=config,
-                tensor_parallel_size=2,
-                cpus="0|1",
-                extra_args=ENGINE_ARGS,
-                env={"VLLM_SERVER_DEV_MODE": "1"},
-            ),
-            folder,
+    specs = [
+        EngineSpec(
+            name,
+            checkpoint,
+            kv_transfer_config=config,
+            tensor_parallel_size=2,
+            cpus="0|1",
+            extra_args=ENGINE_ARGS,
+            env=DEV_MODE,
         )
         for name in ("two-ranks-a", "two-ranks-b")
     ]
-    try:
-        for engine in engines:
-            engine.wait_ready(400)
+    with running(specs, folder) as engines:
         yield engines[0], engines[1]
-    finally:
-        for engine in engines:
-            engine.stop()
 
 
 def test_two_ranks_hand_over_to_two_ranks(pair: tuple[Engine, Engine]) -> None:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kvbridge.connector import handoff_scheduler
 from kvbridge.connector.plan import Report
+from tests.clock import Clock, stopped_clock
 from tests.requests import BLOCK, DIGEST, asked, handoff, scheduler, view
 
 if TYPE_CHECKING:
     from kvbridge.connector.handoff_scheduler import HandoffScheduler
 
 
-class Clock:
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(handoff_scheduler, "time", SimpleNamespace(monotonic=clock.monotonic))
-    return clock
+    return stopped_clock(monkeypatch, handoff_scheduler)
 
 
 def empty(half: HandoffScheduler) -> bool:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from kvbridge.buffers import tombstones
 from kvbridge.buffers.tombstones import KEEP, Tombstones
 from kvbridge.errors import KeyConsumedError, KeyExpiredError
-
-
-class Clock:
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.clock import Clock, stopped_clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(tombstones, "time", SimpleNamespace(monotonic=clock.monotonic))
-    return clock
+    return stopped_clock(monkeypatch, tombstones)
 
 
 def test_a_key_answers_with_its_own_reason_until_it_is_used_anew() -> None:
