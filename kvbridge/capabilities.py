@@ -19,6 +19,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pipe: `open_send` and `open_recv` work.
         buffer: `open_buffer` works.
+        takes: `drop_select` and `claim(take=True)` work: exactly one caller gets a value, whichever process he is in.
+        tombstones: A key whose value was taken, dropped or has expired says so at once, in every process.
+        shared: Values live in a store and outlive the process that inserted them; `Key.home` does not matter.
         tensors: Payloads may be tensors.
         pages: Payloads may be `Pages`.
         cuda: Payloads may live in GPU memory.
@@ -33,6 +36,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     pipe: bool = False
     buffer: bool = False
+    takes: bool = False
+    tombstones: bool = False
+    shared: bool = False
     tensors: bool = False
     pages: bool = False
     cuda: bool = False
@@ -42,6 +48,37 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     mover: Mover = "consumer"
     max_value_bytes: int = 0
     capacity_bytes: int = 0
+
+    @classmethod
+    def of_transport(
+        cls,
+        *,
+        mover: Mover,
+        tensors: bool = True,
+        pages: bool = True,
+        cuda: bool = False,
+        cross_process: bool = True,
+        cross_host: bool = False,
+        detaches: bool = False,
+        max_value_bytes: int = 0,
+        capacity_bytes: int = 0,
+    ) -> Capabilities:
+        """Make the capabilities of a transport. Its pipes and buffers are the core's: what those can do is claimed."""
+        return cls(
+            pipe=True,
+            buffer=True,
+            takes=True,
+            tombstones=True,
+            tensors=tensors,
+            pages=pages,
+            cuda=cuda,
+            cross_process=cross_process,
+            cross_host=cross_host,
+            detaches=detaches,
+            mover=mover,
+            max_value_bytes=max_value_bytes,
+            capacity_bytes=capacity_bytes,
+        )
 
 
 class Probe(msgspec.Struct, frozen=True):

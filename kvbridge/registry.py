@@ -58,22 +58,30 @@ class Probed(msgspec.Struct, frozen=True):
     Attributes:
         probe: Whether it works here, and why not.
         capabilities: Flags and limits with the given options; None where it does not work.
+        fault: Code of the error that kept it from saying so itself: `"config"` for wrong options, `"broken"` where
+            its own code raised; empty where its probe answered.
     """
 
     probe: Probe
     capabilities: Capabilities | None = None
+    fault: str = ""
 
 
-def _points() -> list[metadata.EntryPoint]:
+def _points(group: str = GROUP) -> list[metadata.EntryPoint]:
     """Read entry points; one distribution that is found twice on the path counts once."""
     seen: dict[tuple[str, str, str], metadata.EntryPoint] = {}
-    for point in metadata.entry_points(group=GROUP):
+    for point in metadata.entry_points(group=group):
         seen.setdefault((point.name, point.value, point.dist.name if point.dist else ""), point)
     return list(seen.values())
 
 
 def list_backends() -> list[Entry]:
     """List installed backends by name, without importing any."""
+    return list_entries(GROUP)
+
+
+def list_entries(group: str) -> list[Entry]:
+    """List the entry points of a group by name, without importing any."""
     return sorted(
         (
             Entry(
@@ -82,7 +90,7 @@ def list_backends() -> list[Entry]:
                 point.dist.name if point.dist else "(unknown)",
                 point.dist.version if point.dist else "",
             )
-            for point in _points()
+            for point in _points(group)
         ),
         key=lambda entry: (entry.name, entry.distribution),
     )
@@ -115,25 +123,11 @@ def load_backend(name: str) -> type[Backend[Any]]:
         BackendNotFoundError, BackendConflictError: See `find_backend`; also if it cannot be imported (the original
             error is the cause) or is not a backend.
     """
-    from stevedore.driver import DriverManager  # noqa: PLC0415 - not needed for listing
-
-    from kvbridge.abc import Backend  # noqa: PLC0415 - likewise
+    from kvbridge.abc import Backend  # noqa: PLC0415 - not needed for listing
 
     entry = find_backend(name)
-
-    class Manager(DriverManager):  # type: ignore[misc, unused-ignore]
-        """Selects by name, without the disk cache."""
-
-        def list_entry_points(self) -> list[metadata.EntryPoint]:
-            return _points()
-
     where = f"the backend {name!r} of {entry.distribution} {entry.version} ({entry.target})"
-    try:
-        cls = Manager(GROUP, name, invoke_on_load=False).driver
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever a plugin does while it is imported, SystemExit included
-        raise BackendConflictError(f"{where} cannot be imported: {error}") from error
+    cls = load_entry(GROUP, name, where)
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendConflictError(f"{where} is {cls!r}, expected a subclass of kvbridge.abc.Backend")
     if getattr(cls, "name", None) != name:
@@ -145,6 +139,33 @@ def load_backend(name: str) -> type[Backend[Any]]:
     if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
         raise BackendConflictError(f"{where} has Options = {options!r}, expected a msgspec.Struct type")
     return cls
+
+
+def load_entry(group: str, name: str, where: str) -> Any:
+    """Import what an entry point names, without the disk cache.
+
+    Args:
+        group: Group of the entry point.
+        name: Its name; there is one of it.
+        where: What it is and where it comes from, for the error.
+
+    Raises:
+        BackendConflictError: It cannot be imported; the original error is the cause.
+    """
+    from stevedore.driver import DriverManager  # noqa: PLC0415 - not needed for listing
+
+    class Manager(DriverManager):  # type: ignore[misc, unused-ignore]
+        """Selects by name."""
+
+        def list_entry_points(self) -> list[metadata.EntryPoint]:
+            return _points(group)
+
+    try:
+        return Manager(group, name, invoke_on_load=False).driver
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a plugin does while it is imported, SystemExit included
+        raise BackendConflictError(f"{where} cannot be imported: {error}") from error
 
 
 def create_backend(name: str, options: Mapping[str, Any], path: str = "options") -> Backend[Any]:
@@ -167,10 +188,11 @@ def probe_backend(name: str, options: Mapping[str, Any] | None = None) -> Probed
             command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
-        return Probed(Probe(ok=False, reason=f"its probe did not end within {PROBE_TIMEOUT:g} s"))
+        return Probed(Probe(ok=False, reason=f"its probe did not end within {PROBE_TIMEOUT:g} s"), fault="broken")
     for line in reversed(done.stdout.splitlines()):
         if line.startswith(ANSWER):
             with contextlib.suppress(msgspec.DecodeError):
                 return msgspec.json.decode(line.removeprefix(ANSWER), type=Probed)
     tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
-    return Probed(Probe(ok=False, reason=f"its probe ended with code {done.returncode}: {tail[0]}"))
+    reason = f"its probe ended with code {done.returncode}: {tail[0]}"
+    return Probed(Probe(ok=False, reason=reason), fault="broken")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, TypeVar
 
 from kvbridge.errors import KVBridgeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
 
 
 class Loop:
@@ -63,3 +66,66 @@ class Loop:
         if not self.current:
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+
+def call_within(name: str, call: Callable[[], T], seconds: float) -> tuple[bool, T | None]:
+    """Run a call on a named daemon thread and wait for its end.
+
+    Args:
+        name: The thread's name; `kvbridge-` comes before it.
+        call: What to run. What it raises is raised here.
+        seconds: How long to wait. A call that takes longer is left behind: nothing can stop it.
+
+    Returns:
+        Whether it ended in time, and what it returned.
+    """
+    found: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:  # it belongs to the caller
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=f"kvbridge-{name}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        return False, None
+    if errors:
+        raise errors[0]
+    return True, found[0]
+
+
+def call_all_within(name: str, calls: Sequence[Callable[[], None]], seconds: float) -> int:
+    """Run calls at the same time, each on a named daemon thread, and wait for all.
+
+    Args:
+        name: The threads' name; `kvbridge-` comes before it, a number after it.
+        calls: What to run. What the first that fails raises is raised here.
+        seconds: How long to wait for all of them together.
+
+    Returns:
+        How many have not ended in time. They are left behind.
+    """
+    errors: list[BaseException] = []
+
+    def guarded(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:  # it belongs to the caller
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=guarded, args=(call,), name=f"kvbridge-{name}-{number}", daemon=True)
+        for number, call in enumerate(calls)
+    ]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if errors:
+        raise errors[0]
+    return sum(thread.is_alive() for thread in threads)

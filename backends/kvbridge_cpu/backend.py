@@ -12,8 +12,8 @@ import msgspec
 from kvbridge.abc import Held, Landing, Transport
 from kvbridge.capabilities import Capabilities, Probe
 from kvbridge.config import parse_bytes
-from kvbridge.errors import BackendUnavailableError, CapacityError, KVBridgeError, UnsupportedError
-from kvbridge.memory import Pages, Payload, Spec, spec_of
+from kvbridge.errors import BackendUnavailableError, KVBridgeError, UnsupportedError
+from kvbridge.memory import Payload, Spec, spec_of
 from kvbridge.memory.allocator import ALIGNMENT, Allocator
 from kvbridge_cpu.moves import VALUE_HEADER, FollowedValue, Place, PooledValue
 from kvbridge_cpu.segment import Card, Segment, open_peer
@@ -56,14 +56,9 @@ class CpuBackend(Transport[CpuOptions]):
         self._segment = Segment(self._allocator.capacity)
         self._peers: dict[Link, NDArray[np.uint8]] = {}
         self._marks = itertools.count(1)
-        self._capabilities = Capabilities(
-            pipe=True,
-            buffer=True,
-            tensors=True,
-            pages=True,
-            cross_process=True,
-            detaches=True,
+        self._capabilities = Capabilities.of_transport(
             mover="consumer",
+            detaches=True,
             max_value_bytes=self._allocator.capacity - VALUE_HEADER,
             capacity_bytes=self._allocator.capacity,
         )
@@ -105,14 +100,6 @@ class CpuBackend(Transport[CpuOptions]):
     def hold(self, payload: Payload) -> Held:
         """Reserve room in the pool; `Held.step` copies."""
         spec = spec_of(payload)
-        device = payload.device if isinstance(payload, Pages) else getattr(payload, "device", "cpu")
-        if not str(device).startswith("cpu"):
-            raise UnsupportedError(f"the payload is on {device}: the backend 'cpu' moves host memory", flag="cuda")
-        if spec.nbytes > self._capabilities.max_value_bytes:
-            raise CapacityError(
-                f"a value of {spec.nbytes} bytes is larger than the pool of {self._allocator.capacity} bytes: raise "
-                "`capacity` in the backend's options"
-            )
         offset = self._allocator.allocate(VALUE_HEADER + spec.nbytes)
         place = Place(offset, spec.nbytes, next(self._marks))
         try:

@@ -1,13 +1,14 @@
 """The contracts.
 
-A backend author reads `backend.py`; who moves values reads `pipe.py` and `buffer.py`; who drives an engine reads
-`connector.py`.
+A backend author reads `backend.py`, and `store.py` if his is one; who moves values reads `pipe.py` and `buffer.py`;
+who drives an engine reads `connector.py`.
 """
 
-from kvbridge.abc.backend import Backend, Held, Landing, Move, MoveState, Store, Transport
+from kvbridge.abc.backend import Backend, Held, Landing, Move, MoveState, Transport
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.abc.connector import SchedulerHalf, WorkerHalf
 from kvbridge.abc.pipe import Offered, RecvPipe, SendPipe
+from kvbridge.abc.store import Store, Stored
 
 __all__ = [
     "Backend",
@@ -23,6 +24,7 @@ __all__ = [
     "SchedulerHalf",
     "SendPipe",
     "Store",
+    "Stored",
     "Transport",
     "WorkerHalf",
 ]

@@ -2,7 +2,7 @@
 
 Handshake, ordering, keys, leases, liveness, retries, metrics and configuration are written once, in the core. A
 **transport** says how to describe memory and how to move it: subclass `Transport` and write `hold` and `land`. A
-**store** keeps values by key itself: subclass `Store` and write `open_buffer`.
+**store** keeps values by key itself: subclass `Store` and write `put`, `find`, `headers` and `remove`.
 
 To write one: define a frozen `msgspec.Struct` with your options, set `name` and `Options`, implement the abstract
 methods below, and name the class in your distribution's entry points:
@@ -11,8 +11,9 @@ methods below, and name the class in your distribution's entry points:
     mine = "my_package:MyBackend"
 
 Threads: `probe`, the constructor, `register`, `open_*` and `close` are called by the owner's thread. `hold`, `land`,
-`accepts` and everything on `Held`, `Landing` and `Move` is called by one thread, the endpoint's, and must return
-within a few milliseconds: that thread also keeps the heartbeats. Do long work in slices, in `step`.
+`accepts`, a store's methods and everything on `Held`, `Landing`, `Move` and `Stored` is called by one thread, the
+endpoint's, and must return within a few milliseconds: that thread also keeps the heartbeats. Do long work in slices,
+in `step`.
 
 Errors: raise the classes of `kvbridge.errors`. Map your library's errors once, to `TransportError` with the original
 code in the message, or `PeerLostError`.
@@ -103,7 +104,11 @@ class Held(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give back what the held payload uses. Called once, when no peer can touch it any more."""
+        """Give back what the held payload uses. Called once, when no peer can touch it any more.
+
+        After it the memory is the caller's: if threads of your own read it, this is a barrier for them, and a quick
+        one. A peer that asks for it afterwards is refused.
+        """
 
 
 class Landing(Move):
@@ -200,14 +205,20 @@ class Transport(Backend[O]):
     def hold(self, payload: Payload) -> Held:
         """Make a payload reachable for peers. Returns at once; the work is done in `Held.step`.
 
+        Args:
+            payload: The payload. It is contiguous, of a kind and on a device that the capabilities claim, and not
+                larger than `max_value_bytes`: the core has checked that.
+
         Raises:
             CapacityError: There is no room for it.
-            UnsupportedError: The payload is of a kind that is not claimed.
         """
 
     @abstractmethod
     def land(self, link: Link, spec: Spec, descriptor: bytes, out: Payload, skip: int) -> Landing:
         """Prepare to take a value into `out`. Returns at once; the work is done in `Landing.step`.
+
+        A step that finds that the producer gave the value up raises `LeaseExpiredError`; one that finds the producer
+        dead, `PeerLostError`, after which the pipe counts as broken.
 
         Args:
             link: The producer; `link.peer.card` is its card.
@@ -237,7 +248,3 @@ class Transport(Backend[O]):
         from kvbridge.buffers.over_pipes import PipeBuffer  # noqa: PLC0415 - likewise
 
         return PipeBuffer(self, endpoint, lease=lease, timeout=timeout)
-
-
-class Store(Backend[O]):
-    """A backend that keeps values by key itself, such as a host pool, files or a distributed store."""

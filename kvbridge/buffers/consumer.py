@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,6 @@ class PipeClaim(Claim):
         self.spec = incoming.offered.spec
         self._incoming = incoming
         self._timeout = timeout
-        self._endpoint = incoming.endpoint
 
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
         """Move the value into `out`, once. See `Claim.fill`."""
@@ -48,10 +48,8 @@ class PipeClaim(Claim):
 
     def release(self) -> None:
         """Give the claim back unused. Idempotent."""
-        try:
-            self._endpoint.call_soon(self._incoming.decline)
-        except KVBridgeError:
-            return  # the endpoint is closed: the producer was told
+        with contextlib.suppress(KVBridgeError):  # the endpoint is closed: the producer was told
+            self._incoming.decline()
 
 
 class _Question:

@@ -9,9 +9,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
+from kvbridge.buffers.chain import fill_claim
 from kvbridge.buffers.consumer import Seeker
+from kvbridge.buffers.limits import check_limits
 from kvbridge.buffers.producer import Shelf
-from kvbridge.control.messages import MAX_DIGEST, MAX_KEY, MAX_KEYS, MAX_SECONDS
+from kvbridge.control.messages import MAX_KEYS
 from kvbridge.errors import ClosedError, ConfigError, KVBridgeError
 from kvbridge.memory.payload import spec_of
 from kvbridge.transfer import Transfer
@@ -69,7 +71,7 @@ class PipeBuffer(LookupBuffer):
             return transfer
 
         def insert() -> None:
-            _check([key], digest, lease)
+            check_limits([key], digest, lease)
             self._shelf.insert(key.id, payload, spec_of(payload), digest, lease or self._lease, transfer)
 
         return self._start(transfer, insert)
@@ -86,7 +88,7 @@ class PipeBuffer(LookupBuffer):
 
         def claim() -> None:
             limit = timeout or self._timeout
-            _check([key], digest, limit)
+            check_limits([key], digest, limit)
             cancels.append(self._seeker.claim(key, digest, take=take, timeout=limit, transfer=transfer))
 
         return self._start(transfer, claim)
@@ -95,13 +97,13 @@ class PipeBuffer(LookupBuffer):
         self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
     ) -> Transfer[None]:
         """Take a value into `out`. See `LookupBuffer.drop_select`."""
-        return self._fill(self.claim(key, digest=digest, take=True, timeout=timeout), out, skip)
+        return fill_claim(self.claim(key, digest=digest, take=True, timeout=timeout), out, skip)
 
     def select(
         self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
     ) -> Transfer[None]:
         """Copy a value into `out`. See `LookupBuffer.select`."""
-        return self._fill(self.claim(key, digest=digest, take=False, timeout=timeout), out, skip)
+        return fill_claim(self.claim(key, digest=digest, take=False, timeout=timeout), out, skip)
 
     def contains(self, keys: Sequence[Key], *, timeout: float = 0.0) -> Transfer[list[bool]]:
         """Say which keys have a live value. See `LookupBuffer.contains`."""
@@ -114,7 +116,7 @@ class PipeBuffer(LookupBuffer):
             return transfer
 
         def contains() -> None:
-            _check(keys, b"", timeout)
+            check_limits(keys, b"", timeout)
             self._seeker.contains(list(keys), timeout or self._timeout, transfer)
 
         return self._start(transfer, contains)
@@ -130,7 +132,7 @@ class PipeBuffer(LookupBuffer):
                 homes.setdefault((key.home, key.generation), []).append(key)
 
         def drop() -> None:
-            _check(keys, b"", 0)
+            check_limits(keys, b"", 0)
             self._shelf.drop(here)
             for there in homes.values():
                 for first in range(0, len(there), MAX_KEYS):
@@ -189,45 +191,3 @@ class PipeBuffer(LookupBuffer):
         except KVBridgeError as error:
             transfer.fail(error)
         return transfer
-
-    @staticmethod
-    def _fill(claim: Transfer[Claim], out: Payload, skip: int) -> Transfer[None]:
-        """Chain the two halves of a select."""
-        current: list[Transfer[Any]] = [claim]
-        unwanted: list[bool] = []
-
-        def cancel() -> None:
-            unwanted.append(True)
-            current[-1].cancel()
-
-        transfer: Transfer[None] = Transfer(claim.what, cancel)
-
-        def claimed(done: Transfer[Claim]) -> None:
-            if done.error is not None:
-                transfer.fail(done.error)
-                return
-            fill = done.result().fill(out, skip)
-            if fill.error is not None:  # the destination does not fit: the producer has its memory back at once
-                done.result().release()
-            current.append(fill)
-            if unwanted:  # cancelled between the two halves
-                fill.cancel()
-            fill.on_done(lambda done: done.hand_on(transfer))
-
-        claim.on_done(claimed)
-        return transfer
-
-
-def _check(keys: Sequence[Key], digest: bytes, seconds: float) -> None:
-    """Check what is to be sent against the protocol's limits: a peer would drop it without an answer.
-
-    Raises:
-        ConfigError: It breaks one.
-    """
-    for key in keys:
-        if not key.id or len(key.id) > MAX_KEY or not key.id.isascii():
-            raise ConfigError(f"the key {key.id[:50]!r}: expected 1 to {MAX_KEY} ASCII characters, such as a UUID")
-    if len(digest) > MAX_DIGEST:
-        raise ConfigError(f"the digest has {len(digest)} bytes, at most {MAX_DIGEST} are possible")
-    if not 0 <= seconds <= MAX_SECONDS:
-        raise ConfigError(f"a duration of {seconds} s: expected 0 to {MAX_SECONDS} s")

@@ -22,6 +22,7 @@ from kvbridge.errors import (
     KeyUnknownError,
     KVBridgeError,
 )
+from kvbridge.memory.payload import check_source
 
 if TYPE_CHECKING:
     from kvbridge.abc.backend import Held, Transport
@@ -95,6 +96,7 @@ class Shelf:
             return
         self._tombstones.discard(key)
         try:
+            check_source(payload, self._backend.capabilities)
             held = attempt(self._backend, lambda: self._backend.hold(payload))
         except KVBridgeError as error:
             self._refuse(key, error, inserted)

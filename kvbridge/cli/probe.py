@@ -13,6 +13,7 @@ import msgspec
 
 from kvbridge.capabilities import Probe
 from kvbridge.config import convert
+from kvbridge.errors import KVBridgeError
 from kvbridge.registry import ANSWER, Probed, load_backend
 
 
@@ -29,8 +30,10 @@ def probe(name: str, options: str) -> Probed:
             return Probed(found, backend.capabilities)
         finally:
             backend.close()
+    except KVBridgeError as error:
+        return Probed(Probe(ok=False, reason=str(error)), fault=error.code)
     except (Exception, SystemExit) as error:  # a finding about a plugin, whatever it is
-        return Probed(Probe(ok=False, reason=f"{error}" or repr(error)))
+        return Probed(Probe(ok=False, reason=f"{error}" or repr(error)), fault="broken")
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ from kvbridge.errors import (
     TransferTimeoutError,
     from_code,
 )
+from kvbridge.memory.payload import check_claimed
 from kvbridge.transfer import Transfer, cancelled
 
 if TYPE_CHECKING:
@@ -102,9 +103,13 @@ class Incoming:
         return transfer
 
     def decline(self) -> None:
-        """Refuse the offer. Idempotent."""
+        """Refuse the offer, unless it was filled. Idempotent. Any thread; from here on it cannot be filled.
+
+        Raises:
+            ClosedError: The endpoint is closed; the sender was told.
+        """
         if self._use.acquire(blocking=False):
-            self._close(cancelled("the offer"))
+            self.endpoint.call_soon(lambda: self._close(cancelled("the offer")))
 
     def void(self, error: KVBridgeError) -> None:
         """Take note that the offer stands no more, or that nothing more will be heard of it."""
@@ -162,6 +167,7 @@ class Incoming:
             self.endpoint.after(timeout, lambda: self._stop(late))
         inbox = self._inbox
         try:
+            check_claimed(out, inbox.backend.capabilities)
             self._landing = attempt(
                 inbox.backend,
                 lambda: inbox.backend.land(inbox.link, self._offer.spec, self._offer.descriptor, out, skip),
@@ -253,6 +259,8 @@ class Inbox:
             if self._closed:
                 self.link.send(Done(self.channel, message.seq, taken=False))
                 return
+            if message.seq < self._next_seq:
+                return  # it came before: the first one stands
             if message.seq != self._next_seq:
                 self._ended(
                     PipeBrokenError(f"{self.channel}: offer {message.seq} came, {self._next_seq} was to come: lost")

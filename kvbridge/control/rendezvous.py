@@ -13,6 +13,7 @@ from kvbridge.control.incoming import Inbox, Incoming
 from kvbridge.control.messages import End
 from kvbridge.control.outgoing import Outbox
 from kvbridge.errors import BusyError, ClosedError, KVBridgeError, PeerLostError, PipeBrokenError
+from kvbridge.memory.payload import check_source
 from kvbridge.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class RendezvousSender(SendPipe):
             transfer.fail(self._broken)
             return
         try:
+            check_source(payload, self._backend.capabilities)
             held = attempt(self._backend, lambda: self._backend.hold(payload))
         except KVBridgeError as error:
             transfer.fail(error)
@@ -164,8 +166,7 @@ class RendezvousReceiver(RecvPipe):
         return transfer
 
     def _decline(self, offer: Offered) -> None:
-        incoming = self._find(offer)
-        self._link.endpoint.call_soon(incoming.decline)
+        self._find(offer).decline()
 
     def _close(self) -> None:
         try:

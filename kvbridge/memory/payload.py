@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvbridge.errors import SpecMismatchError
+from kvbridge.errors import CapacityError, SpecMismatchError, UnsupportedError
 from kvbridge.memory.pages import Pages, PagesSpec
 from kvbridge.memory.tensors import TensorSpec, check_plain, is_tensor, tensor_spec
+
+if TYPE_CHECKING:
+    from kvbridge.capabilities import Capabilities
 
 Payload: TypeAlias = Any
 """A numpy array, a torch tensor, or `Pages`."""
@@ -27,6 +30,39 @@ def spec_of(payload: Payload) -> Spec:
     raise SpecMismatchError(
         f"found {type(payload).__name__}, expected a numpy array, a torch tensor or kvbridge.memory.Pages"
     )
+
+
+def check_claimed(payload: Payload, claimed: Capabilities) -> None:
+    """Check that a backend claims to move payloads of this kind, where they are.
+
+    Raises:
+        UnsupportedError: It does not; the error names the flag.
+    """
+    flag = "pages" if isinstance(payload, Pages) else "tensors"
+    if not getattr(claimed, flag):
+        raise UnsupportedError(f"this backend does not claim `{flag}`: it cannot move them", flag=flag)
+    device = str(getattr(payload, "device", "cpu"))
+    if not device.startswith("cpu") and not claimed.cuda:
+        raise UnsupportedError(f"the payload is on {device}, this backend moves host memory only", flag="cuda")
+
+
+def check_source(payload: Payload, claimed: Capabilities) -> Spec:
+    """Check that a payload can be sent with a backend that claims so much, and describe it.
+
+    Raises:
+        SpecMismatchError: It is neither a tensor nor `Pages`, or not contiguous.
+        UnsupportedError: The backend does not claim to move its kind.
+        CapacityError: It is larger than the backend takes.
+    """
+    spec = spec_of(payload)
+    check_claimed(payload, claimed)
+    if not isinstance(payload, Pages):
+        check_plain(payload)
+    if claimed.max_value_bytes and spec.nbytes > claimed.max_value_bytes:
+        raise CapacityError(
+            f"a value of {spec.nbytes} bytes: this backend takes at most {claimed.max_value_bytes} (max_value_bytes)"
+        )
+    return spec
 
 
 def check_destination(value: Spec, out: Payload, skip: int = 0) -> None:

@@ -1,0 +1,64 @@
+"""`Rig`: what a backend needs under test. Options, environment, services; about ten lines for most backends.
+
+Name it in your distribution, under the name of the backend:
+
+    [project.entry-points."kvbridge.rigs"]
+    mine = "my_package.rig:MyRig"
+
+A backend without a rig is tested with its default options.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kvbridge.errors import BackendConflictError
+from kvbridge.registry import list_entries, load_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GROUP = "kvbridge.rigs"
+
+
+class Rig:
+    """Surroundings of a backend under test. Override what yours needs.
+
+    A rig is made and started once a run, in the process that runs the suite, before anything of the backend is made.
+    """
+
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Environment variables of every process of the run, such as a transport's settings."""
+
+    def start(self) -> None:
+        """Start services that the backend needs, such as a metadata server, on loopback and ephemeral ports.
+
+        Raises:
+            BackendUnavailableError: They cannot be had here; the message says why.
+        """
+
+    def stop(self) -> None:
+        """Stop them. Called once, also when the run fails."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of each instance under test. Small capacities make for quick tests."""
+        return {}
+
+
+def load_rig(name: str) -> Rig:
+    """Make the rig of a backend: its own, or one that changes nothing.
+
+    Raises:
+        BackendConflictError: Two distributions bring one, or it cannot be imported or is no `Rig`.
+    """
+    entries = [entry for entry in list_entries(GROUP) if entry.name == name]
+    if not entries:
+        return Rig()
+    if len(entries) > 1:
+        both = " and ".join(f"{entry.distribution} {entry.version} ({entry.target})" for entry in entries)
+        raise BackendConflictError(f"the rig {name!r} comes from {both}: uninstall one of them")
+    where = f"the rig {name!r} of {entries[0].distribution} {entries[0].version} ({entries[0].target})"
+    cls = load_entry(GROUP, name, where)
+    if not (isinstance(cls, type) and issubclass(cls, Rig)):
+        raise BackendConflictError(f"{where} is {cls!r}, expected a subclass of kvbridge.conformance.rig.Rig")
+    return cls()
