@@ -49,7 +49,14 @@ class Site:
         self.folder = folder
 
     def install(
-        self, distribution: str, name: str, target: str, *, version: str = "1.0", metadata: str | None = None
+        self,
+        distribution: str,
+        name: str,
+        target: str,
+        *,
+        version: str = "1.0",
+        metadata: str | None = None,
+        group: str = "kvbridge.backends",
     ) -> None:
         """Write a distribution's metadata with one entry point."""
         info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -57,7 +64,7 @@ class Site:
         text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n" if metadata is None else metadata
         if text:
             (info / "METADATA").write_text(text)
-        (info / "entry_points.txt").write_text(f"[kvbridge.backends]\n{name} = {target}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {target}\n")
 
     def write(self, module: str, text: str) -> None:
         (self.folder / f"{module}.py").write_text(text)

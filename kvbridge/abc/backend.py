@@ -77,7 +77,7 @@ class Held(ABC):
     """A payload on the producer's side that peers can reach. Made by `Transport.hold`."""
 
     descriptor: bytes
-    """What a consumer's `land` needs to reach it; opaque to the core, at most 64 KiB."""
+    """What a consumer's `land` needs to reach it; opaque to the core, at most 256 KiB."""
 
     @abstractmethod
     def step(self) -> MoveState:
@@ -114,12 +114,16 @@ class Held(ABC):
 class Landing(Move):
     """A value on its way into a consumer's memory. Made by `Transport.land`.
 
-    With mover `"consumer"`, `step` reads the bytes. With `"producer"`, `step` is not called: the core waits for the
-    producer's word. With `"both"`, `step` is the receiving half of the move.
+    With mover `"consumer"`, `step` reads the bytes. With `"producer"`, `step` lets a library make progress, if it
+    needs that, and returns `WAIT`: the core waits for the producer's word. With `"both"`, `step` is the receiving half
+    of the move.
     """
 
     descriptor: bytes = b""
     """What the producer's `Held.write` needs to reach the destination; empty where the consumer moves."""
+
+    def release(self) -> None:
+        """Give back what the landing uses. Called once, when it has ended."""
 
 
 class Backend(ABC, Generic[O]):

@@ -251,6 +251,8 @@ class Shelf:
         if entry.gone is not None or take:
             why = "was taken" if error is None else f"was given out and not taken ({error})"
             self._remove(entry, KeyConsumedError(f"the value of {entry.key!r} {why}: keys are single-use"))
+        elif not entry.offers and time.monotonic() >= entry.expires:
+            self._expire(entry)
 
     def _outbox(self, link: Link) -> Outbox:
         outbox = self._outboxes.get(link)

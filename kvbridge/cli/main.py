@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+from typing import Literal
+
 import click
 
+from kvbridge.errors import KVBridgeError
 from kvbridge.version import __version__
 
 
@@ -56,6 +61,85 @@ def transfer(backend: str, options: str, rounds: int, *, as_json: bool) -> None:
     from kvbridge.bench.transfer import run  # noqa: PLC0415 - likewise
 
     raise SystemExit(run(backend, options, rounds, as_json=as_json))
+
+
+@main.command(context_settings={"ignore_unknown_options": False})
+@click.argument("names", nargs=-1, metavar="NAME [ID-PREFIX]... | compare A.json B.json...")
+@click.option("--list", "only_list", is_flag=True, help="Print the requirements instead of running them.")
+@click.option("--options", default="", metavar="JSON", help="Options of the backend, over those of its rig.")
+@click.option("--strict", is_flag=True, help="Let a SHOULD count, and a requirement that cannot be run here.")
+@click.option(
+    "--peers",
+    type=click.Choice(["auto", "process", "thread"]),
+    default="auto",
+    help="Where peers live; auto: processes where the backend reaches that far.",
+)
+@click.option("--junit", metavar="FILE", help="Write the report as JUnit XML.")
+@click.option("--json", metavar="FILE", help="Write the report as JSON.")
+@click.option("--html", metavar="FILE", help="Write the report as one page.")
+@click.option("--waivers", metavar="FILE", help="Requirements that are known to fail: lines of 'id: reason'.")
+@click.option("--timeout", default=60.0, type=click.FloatRange(0.1, 1e5), help="Seconds for one requirement.")
+def conformance(
+    names: tuple[str, ...],
+    *,
+    only_list: bool,
+    options: str,
+    strict: bool,
+    peers: Literal["auto", "process", "thread"],
+    junit: str | None,
+    json: str | None,
+    html: str | None,
+    waivers: str | None,
+    timeout: float,
+) -> None:
+    """Test a backend against the contract, or compare reports of such tests.
+
+    Exit code: 0 conforms, 1 a requirement failed, 2 wrong usage, 3 the backend is not available here.
+    """
+    from kvbridge.cli import conformance as command  # noqa: PLC0415 - each command loads what it needs
+    from kvbridge.conformance.configuration import SuiteConfig, parse_options  # noqa: PLC0415 - likewise
+
+    if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
+        raise click.UsageError("the suite needs pytest and hypothesis: pip install 'kvbridge[conformance]'")
+    if names[:1] == ("compare",):
+        raise SystemExit(command.compare_runs(names[1:], html))
+    if only_list:
+        raise SystemExit(command.list_contract(names[1:]))
+    if not names:
+        raise click.UsageError("name a backend; `kvbridge backends` lists what is installed")
+    try:
+        config = SuiteConfig(
+            backend=names[0],
+            options=parse_options(options),
+            peers=peers,
+            prefixes=names[1:],
+            strict=strict,
+            waivers=None if waivers is None else Path(waivers),
+            timeout=timeout,
+        )
+    except KVBridgeError as error:
+        raise click.UsageError(str(error)) from error
+    raise SystemExit(command.run_suite(config, json=json, junit=junit, html=html))
+
+
+@main.command()
+@click.argument("name")
+@click.option(
+    "--kind",
+    type=click.Choice(["transport", "store"]),
+    default="transport",
+    show_default=True,
+    help="A transport moves bytes between two processes; a store keeps values by key itself.",
+)
+@click.option("--to", metavar="DIR", help="Where to write it: a new or empty folder.  [default: kvbridge-NAME]")
+def new_backend(name: str, kind: Literal["transport", "store"], to: str | None) -> None:
+    """Write a project of your own: a backend NAME that passes the conformance suite as it is.
+
+    Exit code: 0 written, 2 wrong usage; a file that exists is never overwritten.
+    """
+    from kvbridge.cli.new_backend import run  # noqa: PLC0415 - each command loads what it needs
+
+    raise SystemExit(run(name, kind, to))
 
 
 if __name__ == "__main__":

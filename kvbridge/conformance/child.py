@@ -46,6 +46,8 @@ class Child:
         self._offset = 0
         settings = folder / "pytest.ini"
         settings.write_text(f"[pytest]\nfaulthandler_timeout = {stacks_after}\n", encoding="ascii")
+        temporary = folder / "tmp"
+        temporary.mkdir()
         where = ["-c", str(settings), "--rootdir", str(folder)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -53,7 +55,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""},
+                env={**os.environ, **_environment(temporary)},
                 process_group=0,
             )
 
@@ -96,6 +98,12 @@ _PYTEST = [
     *("-p", "kvbridge.pytest_plugin", "-p", "no:cacheprovider", "--noconftest"),  # no plugin but ours, wherever it runs
     *("-q", "--no-header", "--tb=short", "--capture=no"),  # not captured: a crash must not take its last words along
 ]
+
+
+def _environment(temporary: Path) -> dict[str, str]:
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+    tidy = {"TMPDIR": str(temporary), "HYPOTHESIS_STORAGE_DIRECTORY": str(temporary)}  # after a crash too
+    return {**alone, **tidy}
 
 
 def _options(config: SuiteConfig, requirements: Sequence[Requirement], journal: Path) -> list[str]:

@@ -72,9 +72,7 @@ class Suite:
         pytest.exit(f"kvbridge: {why}", code)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_pycollect_makeitem(
-        self, collector: pytest.Module | pytest.Class, name: str, obj: object
-    ) -> pytest.Function | None:
+    def pytest_pycollect_makeitem(self, collector: pytest.Module | pytest.Class, obj: object) -> pytest.Function | None:
         """Collect the test of a requirement under its id, whatever the names of tests are in the author's project."""
         found = requirement_of(obj)
         if found is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import threading
@@ -16,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kvbridge.control.fences import Fences
 from kvbridge.control.handshake import check_sendable, refusal
 from kvbridge.control.link import Link, closed, lost
 from kvbridge.control.messages import (
     Bye,
+    Fence,
+    Fenced,
     Hello,
     Identity,
     Message,
@@ -51,6 +55,9 @@ gone. Above the pauses of a busy machine. A process that died is noticed at once
 
 HUNG_FACTOR = 2.5
 """A peer whose sockets answer but who says nothing himself counts as hung after this many `peer_timeout`."""
+
+STILL_TIMEOUT = 0.5
+"""Seconds that closing waits for moves to end before the peers are told."""
 
 HANDSHAKE_TIMEOUT = 4.0
 """Seconds within which a peer has to answer a handshake."""
@@ -94,6 +101,8 @@ class Endpoint:
         check_sendable(self.here)
         self._sockets = Sockets(host, port, peer_timeout)
         self.address = self._sockets.address
+        self.here = msgspec.structs.replace(self.here, address=self.address)
+        self.fences = Fences(self)
         self._services: dict[str, Callable[[Link, Routed], None]] = {}
         self._on_close: list[Callable[[KVBridgeError], None]] = []
         self._on_link: list[Callable[[Link], None]] = []
@@ -235,7 +244,11 @@ class Endpoint:
         link.down(error, tell=tell)
 
     def _route(self, link: Link, message: Message) -> None:
-        if isinstance(message, Routed):
+        if isinstance(message, Fence):
+            self.fences.asked(link)
+        elif isinstance(message, Fenced):
+            self.fences.fenced(link)
+        elif isinstance(message, Routed):
             handler = link.handler(message.channel)
             if handler is not None:
                 handler(message)
@@ -268,6 +281,21 @@ class Endpoint:
             self._dials[address, generation] = dial
         dial.ask(transfer)
 
+    def links(self) -> list[Link]:
+        """Return every link that is up, dialled by either side."""
+        return [dial.link for dial in self._dials.values() if dial.link is not None and dial.link.up] + list(
+            self._inbound.values()
+        )
+
+    def drop(self, link: Link, error: KVBridgeError) -> None:
+        """Take a link down, without a word to its peer."""
+        for dial in self._dials.values():
+            if dial.link is link:
+                dial.end(error)
+        for origin, one in list(self._inbound.items()):
+            if one is link:
+                self._drop_inbound(origin, link, error)
+
     def _find_dial(self, address: str, generation: int) -> Dial | None:
         """Find an attempt or a link to this incarnation at this address."""
         for (to, wanted), dial in self._dials.items():
@@ -293,19 +321,24 @@ class Endpoint:
                 self._drop_inbound(origin, link, error, tell=True)
 
     def _say_goodbye(self, done: Transfer[None]) -> None:
+        """Finish everything, wait until nothing moves any more, then tell the peers."""
         self._closed = True
         error = ClosedError(f"the endpoint {self.address} was closed")
         for callback in self._on_close:
             run_callback(lambda: callback(error))  # noqa: B023 - run at once
+        self._when_still(time.monotonic() + STILL_TIMEOUT, lambda: self._leave(error, done))
+
+    def _leave(self, error: KVBridgeError, done: Transfer[None]) -> None:
         for dial in list(self._dials.values()):
             dial.end(error, tell=True)
         for origin, link in list(self._inbound.items()):
             self._drop_inbound(origin, link, error, tell=True)
-        self._when_still(done)
+        self.fences.close()
+        self._when_still(math.inf, lambda: done.resolve(None))
 
-    def _when_still(self, done: Transfer[None]) -> None:
-        """Resolve once nothing is in motion any more: aborted moves need a few more slices."""
-        if self._reactor.moving:
-            self.after(BUSY_POLL, lambda: self._when_still(done))
+    def _when_still(self, deadline: float, call: Callable[[], None]) -> None:
+        """Make a call once nothing is in motion any more: aborted moves need a few more slices."""
+        if self._reactor.moving and time.monotonic() < deadline:
+            self.after(BUSY_POLL, lambda: self._when_still(deadline, call))
         else:
-            done.resolve(None)
+            call()

@@ -7,6 +7,7 @@ than when the receiver asked; so up to *asked + valid*, by the receiver's own cl
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ from kvbridge.errors import (
     from_code,
 )
 from kvbridge.memory.payload import check_claimed
-from kvbridge.transfer import Transfer, cancelled
+from kvbridge.transfer import Transfer, cancelled, run_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,10 +138,17 @@ class Incoming:
     def lost(self, error: KVBridgeError) -> None:
         """Take note that the sender is gone. A read under way may still end inside of its lease, if he died.
 
-        One that closed in order may have reused the source at once: what was read is not counted.
+        One that closed in order may have reused the source at once: what was read is not counted. One that writes may
+        go on writing: the destination is kept until he says that he stopped, or is dead.
         """
-        if self._landing is None or self._inbox.mover == "producer":
+        if self._landing is None:
             self._close(error)
+        elif self._inbox.mover == "producer":
+            self.error = self.error or error
+            if isinstance(error, ClosedError):
+                self._close(self.error)
+            else:
+                self.endpoint.fences.quarantine(self._inbox.link.peer, lambda: self._close(self.error))
         elif isinstance(error, (ClosedError, PeerClosedError)):
             self._stop(error)
         else:
@@ -177,12 +185,14 @@ class Incoming:
             return
         if inbox.mover != "consumer":
             inbox.link.send(Accept(inbox.channel, self.offered.seq, self._landing.descriptor))
-        if inbox.mover != "producer" and self._step() is not None:
+        if self._step() is not None:
             self.endpoint.move(self._step)
 
     def _step(self) -> bool | None:
         if self._landing is None:
             return None
+        if self._inbox.mover == "producer":
+            return self._help()
         try:
             state = MoveState.DONE if self._complete else attempt(self._inbox.backend, self._landing.step)
         except KVBridgeError as error:
@@ -192,6 +202,13 @@ class Incoming:
             return state is MoveState.AGAIN
         self._complete = True
         return self._validate()
+
+    def _help(self) -> bool:
+        """Let the library of the side that is written to make progress; the end is the producer's word."""
+        with contextlib.suppress(KVBridgeError):
+            if self._landing is not None:
+                attempt(self._inbox.backend, self._landing.step)
+        return False
 
     def _validate(self) -> bool | None:
         """All bytes were read: they count if the sender's promise covers this moment."""
@@ -216,12 +233,12 @@ class Incoming:
             self._inbox.link.send(Abort(self._inbox.channel, self.offered.seq))
         if self._inbox.mover != "producer":
             self._landing.abort()
-        elif not self._inbox.link.up:
-            self._close(error)
 
     def _close(self, error: KVBridgeError | None) -> None:
         self.error = error
-        self._landing = None
+        landing, self._landing = self._landing, None
+        if landing is not None:
+            run_callback(landing.release)
         self._inbox.forget(self, taken=error is None)
         if self._transfer is not None:
             if error is None:

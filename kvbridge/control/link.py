@@ -41,6 +41,8 @@ class Link:
         self._early: dict[str, list[Routed]] = {}
         self._routes: dict[str, Callable[[Routed], None]] = {}
         self._on_down: list[Callable[[KVBridgeError], None]] = []
+        self._moving = 0
+        self._on_still: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         return f"<Link to {self.peer.name}: {self.error or 'up'}>"
@@ -105,6 +107,25 @@ class Link:
         if callback in self._on_down:
             self._on_down.remove(callback)
 
+    def move_began(self) -> None:
+        """Take note that bytes begin to move from here to the peer."""
+        self._moving += 1
+
+    def move_ended(self) -> None:
+        """Take note that a move has ended."""
+        self._moving -= 1
+        if not self._moving:
+            callbacks, self._on_still = self._on_still, []
+            for callback in callbacks:
+                run_callback(callback)
+
+    def on_still(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` once when no bytes move to the peer; at once if none do."""
+        if self._moving:
+            self._on_still.append(callback)
+        else:
+            callback()
+
     def down(self, error: KVBridgeError, *, tell: bool = False) -> None:
         """Take the link down. Idempotent. With `tell` the peer hears of it."""
         if not self.up:
@@ -112,6 +133,8 @@ class Link:
         if tell:
             self.send(Bye(code=error.code, message=text(error)))
         self.error = error
+        if self._moving:
+            self.endpoint.fences.went_down(self)
         self._routes.clear()
         self._early.clear()
         callbacks, self._on_down = self._on_down, []

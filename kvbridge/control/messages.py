@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from kvbridge.memory.payload import Spec  # noqa: TC001 - msgspec reads the annotations at run time
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this protocol. Peers of two versions refuse each other."""
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -53,6 +53,7 @@ class Identity(msgspec.Struct, frozen=True):
         backend: Name of the backend.
         fingerprint: Everything that makes KV mean something else; both sides must be equal.
         card: What a peer needs to reach the backend; opaque to the core.
+        address: Where the endpoint listens.
     """
 
     name: Text
@@ -60,6 +61,7 @@ class Identity(msgspec.Struct, frozen=True):
     backend: Word
     fingerprint: Fields
     card: Blob
+    address: Text = ""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=False, omit_defaults=True):
@@ -100,6 +102,14 @@ class Bye(_Message, frozen=True):
 
     code: Word
     message: Text = ""
+
+
+class Fence(_Message, frozen=True):
+    """Consumer to producer: tell me when nothing moves any more that you began to write to me over earlier links."""
+
+
+class Fenced(_Message, frozen=True):
+    """Producer to consumer: nothing does."""
 
 
 class Offer(_Message, frozen=True):
@@ -230,7 +240,7 @@ class Drop(_Message, frozen=True):
     keys: Annotated[tuple[KeyId, ...], Meta(max_length=MAX_KEYS)]
 
 
-Handshake: TypeAlias = Hello | Welcome | Refused | Ping | Pong | Bye
+Handshake: TypeAlias = Hello | Welcome | Refused | Ping | Pong | Bye | Fence | Fenced
 Routed: TypeAlias = (
     Offer
     | Accept

@@ -38,6 +38,7 @@ class _Outgoing:
     void: KVBridgeError | None = None
     taken: bool = False
     prepared: bool = False
+    accepted: bool = False
 
 
 class Outbox:
@@ -123,8 +124,14 @@ class Outbox:
             self._aborted(outgoing)
 
     def _lost(self, error: KVBridgeError) -> None:
-        """End everything when either side closes in order. When the peer is lost, offers stand until they expire."""
+        """End everything when either side closes in order. When the peer is lost, offers stand until they expire.
+
+        What is being written to a peer that is lost is not wanted any more: the peer waits for its end.
+        """
         if not isinstance(error, (ClosedError, PeerClosedError)):
+            for outgoing in self._offers.values():
+                if outgoing.move is not None:
+                    outgoing.move.abort()
             return
         for outgoing in list(self._offers.values()):
             outgoing.void = outgoing.void or error
@@ -144,13 +151,15 @@ class Outbox:
             outgoing.move.abort()  # ends the offer once nothing moves any more
 
     def _accepted(self, outgoing: _Outgoing, descriptor: bytes) -> None:
-        if outgoing.move is not None or not self._moves_here:
-            return
+        if outgoing.accepted or not self._moves_here:
+            return  # a second time: its memory may be the receiver's again
+        outgoing.accepted = True
         try:
             outgoing.move = attempt(self._backend, lambda: outgoing.held.write(self._link, descriptor))
         except KVBridgeError as error:
             self._landed(outgoing, error)
             return
+        self._link.move_began()
         self._link.endpoint.move(lambda: self._step(outgoing))
 
     def _step(self, outgoing: _Outgoing) -> bool | None:
@@ -160,9 +169,11 @@ class Outbox:
             state = attempt(self._backend, outgoing.move.step)
         except KVBridgeError as error:
             self._landed(outgoing, error)
+            self._link.move_ended()
             return None
         if state is MoveState.DONE:
             self._landed(outgoing, None)
+            self._link.move_ended()
             return None
         return state is MoveState.AGAIN
 

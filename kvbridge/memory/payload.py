@@ -60,7 +60,8 @@ def check_source(payload: Payload, claimed: Capabilities) -> Spec:
         check_plain(payload)
     if claimed.max_value_bytes and spec.nbytes > claimed.max_value_bytes:
         raise CapacityError(
-            f"a value of {spec.nbytes} bytes: this backend takes at most {claimed.max_value_bytes} (max_value_bytes)"
+            f"a value of {spec.nbytes} bytes is larger than the {claimed.max_value_bytes} bytes that this backend "
+            "takes: see its options"
         )
     return spec
 

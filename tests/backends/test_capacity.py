@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_refused_at_the_producer_and_dropped_for_the_consum
 def test_a_value_larger_than_the_pool_is_refused_and_everything_goes_on(small: tuple[Node, Node]) -> None:
     producer, consumer = small
     for nbytes in (MIB, 3 * MIB):
-        with pytest.raises(CapacityError, match="larger than the pool"):
+        with pytest.raises(CapacityError, match="is larger than the 1048512"):
             producer.insert("large", 1, nbytes)
         with pytest.raises(KeyDroppedError):
             consumer.take(Key("large", producer.endpoint.address), 1, nbytes)

@@ -10,6 +10,7 @@ import zmq
 from kvbridge.abc import Key
 from kvbridge.buffers import producer as producer_module
 from kvbridge.control.messages import (
+    PROTOCOL,
     Abort,
     Accept,
     Answer,
@@ -53,7 +54,7 @@ class Rogue:
             self._sock.setsockopt(option, value)
         self._sock.connect(producer.endpoint.address)
         there = consumer.endpoint.here
-        self.say(Hello(1, Identity("rogue", 9, there.backend, there.fingerprint, there.card)))
+        self.say(Hello(PROTOCOL, Identity("rogue", 9, there.backend, there.fingerprint, there.card)))
         assert isinstance(self.hear(), Welcome)
 
     def say(self, *messages: Message) -> None:

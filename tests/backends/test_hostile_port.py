@@ -11,7 +11,18 @@ import pytest
 import zmq
 
 from kvbridge.abc import Key
-from kvbridge.control.messages import MAX_MESSAGE_BYTES, Bye, Done, Hello, Identity, Ping, Select, decode, encode
+from kvbridge.control.messages import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL,
+    Bye,
+    Done,
+    Hello,
+    Identity,
+    Ping,
+    Select,
+    decode,
+    encode,
+)
 from tests.nodes import MIB, Node, eventually
 
 if TYPE_CHECKING:
@@ -140,7 +151,7 @@ def test_a_peer_that_greets_twice_on_one_connection_leaves_no_link_behind(
     there = consumer.endpoint.here
     for generation in (1, 2, 3):
         identity = Identity(there.name, generation, there.backend, there.fingerprint, there.card)
-        dealer.send(encode(Hello(1, identity)))
+        dealer.send(encode(Hello(PROTOCOL, identity)))
         dealer.recv()
     eventually(lambda: len(producer.links) >= 3, 3.0, lambda: f"{producer.links}")
     dealer.close()

@@ -52,6 +52,8 @@ EXAMPLES: dict[type, tuple[Any, ...]] = {
     messages.Drop: ("buffer", 1, ("a",)),
     messages.Ping: (),
     messages.Pong: (),
+    messages.Fence: (),
+    messages.Fenced: (),
 }
 
 

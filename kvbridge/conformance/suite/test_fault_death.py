@@ -72,6 +72,8 @@ def test_producer_dies(world: World) -> None:
             consumer.await_paused(where)
             producer.kill()
             consumer.resume(where)
+        else:
+            producer.host.await_death()
         if not consumer.await_over("s", NOTICED):
             consumer.end("s")
         _goes_on(world, other, consumer)
