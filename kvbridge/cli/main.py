@@ -104,7 +104,7 @@ def conformance(
     if names[:1] == ("compare",):
         raise SystemExit(command.compare_runs(names[1:], html))
     if only_list:
-        raise SystemExit(command.list_contract(names[1:]))
+        raise SystemExit(command.list_contract(tuple(name for name in names if "/" in name)))
     if not names:
         raise click.UsageError("name a backend; `kvbridge backends` lists what is installed")
     try:

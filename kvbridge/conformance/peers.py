@@ -142,22 +142,30 @@ class Hosts:
 
     def __init__(self) -> None:
         self._idle: list[Host] = []
+        self._lent: list[Host] = []
 
     def get(self) -> Host:
         """Return one."""
-        return self._idle.pop() if self._idle else Host()
+        host = self._idle.pop() if self._idle else Host()
+        self._lent.append(host)
+        return host
 
     def give_back(self, host: Host) -> None:
         """Keep one whose node was closed in order; end one that is broken."""
+        self._lent.remove(host)
         if host.broken:
             host.end()
         else:
             self._idle.append(host)
 
     def close(self) -> None:
-        """End all."""
-        while self._idle:
-            self._idle.pop().end()
+        """End all, by force those that a test left behind when it hung."""
+        for host in self._lent:
+            host.broken = True
+        for host in (*self._idle, *self._lent):
+            host.end()
+        self._idle.clear()
+        self._lent.clear()
 
 
 def serve(pipe: Connection[Any, Any]) -> None:

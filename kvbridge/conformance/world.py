@@ -85,7 +85,8 @@ class World:
             settings = {"scope": self._scope, **settings}
             peer = RemoteNode(host, self.subject.name, self.subject.options, settings)
         except BaseException:
-            host.end()
+            host.broken = True
+            self.subject.hosts.give_back(host)
             raise
         self._made.append(peer)
         return peer

@@ -60,7 +60,7 @@ ENDS: dict[str, tuple[list[str], str, int, str]] = {
         ["odd", "backend/0", "--options", acts({"init": "abort"})],
         "",
         FAILED,
-        "backend/01-made failed, and with it everything: the backend cannot be made: its probe ended with code -6",
+        "backend/01-made failed, and with it everything: the backend cannot be made: its probe was ended by SIGABRT",
     ),
 }
 """Arguments, what the rig does, exit code, what is said."""
