@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from kvbridge.capabilities import Capabilities, Probe
 from kvbridge.errors import BackendUnavailableError, KVBridgeError
 from kvbridge.threads import Loop
 from kvbridge_nixl import library
-from kvbridge_nixl.agent import Agent
+from kvbridge_nixl.agent import Agent, Movers
 from kvbridge_nixl.card import Card, decode_card, host_identity
 from kvbridge_nixl.moves import HeldPages, ReadFrom, WrittenTo
 from kvbridge_nixl.options import LOOPBACK, NixlOptions
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
     from kvbridge.control.link import Link
     from kvbridge.memory import Payload, Region, Spec
 
-ACTIVE = ("tcp", "rc", "ud", "dc", "ib", "all")
+ACTIVE = ("tcp", "rc", "ud", "dc", "srd", "ib", "all")
 """UCX transports that can carry active messages, of which the library needs one."""
+
+READING = ("cma", "sm", "shm", "all", "rc", "ud", "dc", "srd", "ib")
+"""UCX transports by which memory can be read without its process's help."""
 
 PROGRESS_PERIOD = 0.01
 """Seconds between two calls into the library of an agent that is read from: it has to answer new peers."""
@@ -46,13 +50,11 @@ class NixlBackend(Transport[NixlOptions]):
             raise BackendUnavailableError(f"the backend 'nixl' cannot work here: {found.reason}")
         self.reads = options.direction == "read"
         self._pid = os.getpid()
-        self._api = library.load(options)
-        self.main = Agent(self._api, options)
-        self._mover: Agent | None = None
+        api = library.load(options)
+        self.main = Agent(api, options)
+        self.movers = Movers(api, options)
         self._links: dict[Link, Card] = {}
-        self._regions: list[Region] = []
-        connection = library.call("describing the agent", self.main.lib.get_agent_metadata)
-        self._card = Card(self.main.name, _version(), options.plugin, options.direction, host_identity(), connection)
+        self._card = _card(self.main, options)
         self._capabilities = Capabilities.of_transport(
             mover="consumer" if self.reads else "producer",
             cuda=_moves_cuda(self.main.lib, options.plugin),
@@ -69,21 +71,12 @@ class NixlBackend(Transport[NixlOptions]):
         package = library.package()
         if package is None:
             return Probe(ok=False, reason="the library is not installed: pip install 'kvbridge[nixl]'")
-        if not options.plugin:
-            return Probe(ok=False, reason="options.plugin is empty; expected such as 'UCX'")
-        chosen = [part.strip().lstrip("\\").partition("_")[0] for part in options.transports.split(",")]
-        if options.transports and not options.transports.startswith("^") and not set(chosen) & set(ACTIVE):
-            reason = (
-                f"options.transports is {options.transports!r}: name one of {', '.join(ACTIVE)} beside it, e.g. tcp"
-            )
-            return Probe(ok=False, reason=reason)
-        for text in (options.transports, options.net_devices, options.plugin):
-            if "\x00" in text:
-                return Probe(ok=False, reason="an option has a zero byte in it")
-        devices = "RDMA devices" if library.has_rdma() else "no RDMA device"
-        return Probe(
-            ok=True, reason=f"{package} {_version(package)}, {options.plugin} on {options.net_devices}, {devices}"
-        )
+        wrong = _wrong_options(options)
+        if wrong:
+            return Probe(ok=False, reason=wrong)
+        ways = ["CMA" if library.has_cma() else "no CMA", "RDMA" if library.has_rdma() else "no RDMA device"]
+        where = f"{options.plugin} on {options.net_devices}"
+        return Probe(ok=True, reason=f"{package} {_version(package)}, {where}, {', '.join(ways)}")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -104,6 +97,11 @@ class NixlBackend(Transport[NixlOptions]):
             mine, theirs = getattr(self._card, field), getattr(there, field)
             if mine != theirs:
                 return f"NIXL's {field} is {mine} here and {theirs} at the peer: both engines need the same"
+        if self.options.net_devices == LOOPBACK and there.network != self._card.network:
+            return (
+                "the peer is on another host, or in a container with a network of its own, and options.net_devices is "
+                f"{LOOPBACK!r} here: name a device that reaches it, e.g. 'eth0'"
+            )
         if self.reads and there.host != self._card.host and not library.has_rdma():
             return "direction 'read' is for processes of one host, or RDMA: use 'write' between hosts over TCP"
         return None
@@ -111,29 +109,21 @@ class NixlBackend(Transport[NixlOptions]):
     def register(self, regions: Sequence[Region]) -> None:
         """Register regions, once each. They stay known as long as the backend."""
         self._check_process()
-        self._regions.extend(regions)
         self.main.memory.register(regions)
-        if self._mover is not None:
-            self._mover.memory.register(regions)
+        self.movers.register(regions)
 
     def hold(self, payload: Payload) -> Held:
         """Describe a payload; nothing is copied."""
         self._check_process()
         if not self.reads:
-            self.mover()  # here rather than when a consumer waits: making an agent takes a while
+            self.movers.get()  # here rather than when a consumer waits: making an agent takes a while
         return HeldPages(self, payload)
 
     def land(self, link: Link, spec: Spec, descriptor: bytes, out: Payload, skip: int) -> Landing:
         """Describe the destination, or read into it."""
         del spec
+        self._check_process()
         return ReadFrom(self, link, descriptor, out, skip) if self.reads else WrittenTo(self, out, skip)
-
-    def mover(self) -> Agent:
-        """Return the agent that begins transfers; a new one where the last one hangs."""
-        if self._mover is None or self._mover.condemned:
-            self._mover = Agent(self._api, self.options)
-            self._mover.memory.register(self._regions)
-        return self._mover
 
     def card_of(self, link: Link) -> Card:
         """Return the card of a link's peer."""
@@ -144,27 +134,55 @@ class NixlBackend(Transport[NixlOptions]):
         return found
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Give everything back. Idempotent. In a forked process nothing: it is all its parent's."""
+        if os.getpid() != self._pid:
+            return
         if self._loop is not None:
             self._loop.stop(1.0)
         self._links.clear()
-        for agent in (self._mover, self.main):
-            if agent is not None:
-                agent.close()
+        self.movers.close()
+        self.main.close()
 
     def _serve(self) -> None:
         """Answer new peers that want to read."""
         if not self._over.wait(PROGRESS_PERIOD):
-            self.main.progress()
+            with contextlib.suppress(KVBridgeError):  # one peer's trouble: the others are answered all the same
+                self.main.progress()
 
     def _left(self, link: Link) -> None:
         card = self._links.pop(link, None)
-        if card is not None and card not in self._links.values() and self._mover is not None:
-            self._mover.forget_peer(card.name)
+        if card is not None and card not in self._links.values():
+            self.movers.forget_peer(card.name)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise BackendUnavailableError("this process was forked: make the backend in the process that uses it")
+
+
+def _wrong_options(options: NixlOptions) -> str:
+    """Say what cannot be right about options; nothing where all can."""
+    if not options.plugin:
+        return "options.plugin is empty; expected such as 'UCX'"
+    if any("\x00" in text for text in (options.transports, options.net_devices, options.plugin)):
+        return "an option has a zero byte in it"
+    chosen = {part.strip().lstrip("\\").partition("_")[0] for part in options.transports.split(",")}
+    named = bool(options.transports) and not options.transports.startswith("^")
+    if named and not chosen & set(ACTIVE):
+        return f"options.transports is {options.transports!r}: name one of {', '.join(ACTIVE)} beside it, e.g. tcp"
+    if options.direction == "read" and not library.has_rdma():
+        if named and not chosen & set(READING):
+            return (
+                f"options.direction is 'read' and options.transports {options.transports!r}: a reader that dies would "
+                "take the process with it that it reads from; name 'cma' beside it, or use direction 'write'"
+            )
+        if not library.has_cma():
+            return "options.direction is 'read', and processes may not read each other's memory here: use 'write'"
+    return ""
+
+
+def _card(agent: Agent, options: NixlOptions) -> Card:
+    connection = library.call("describing the agent", agent.lib.get_agent_metadata)
+    return Card(agent.name, _version(), options.plugin, options.direction, *host_identity(), connection)
 
 
 def _version(package: str = "") -> str:

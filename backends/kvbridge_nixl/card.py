@@ -23,20 +23,25 @@ class Card(msgspec.Struct, frozen=True):
         plugin: Its plugin.
         direction: Who moves.
         host: Kernel and PID namespace: processes in one can read each other's memory.
+        network: Kernel and network namespace: processes in one share the loopback device.
         metadata: How to connect to it, in the library's own form.
     """
 
-    name: Word
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
     version: Word
     plugin: Word
     direction: Word
     host: Word
+    network: Word
     metadata: Annotated[bytes, Meta(max_length=32 << 10)]
 
     def encode(self) -> bytes:
         """Return it as bytes with a checksum: changed bytes can crash the library that loads them."""
         body = msgspec.msgpack.encode(self)
         return _checksum(body) + body
+
+
+_decoder = msgspec.msgpack.Decoder(Card)
 
 
 def decode_card(card: bytes) -> Card:
@@ -49,8 +54,8 @@ def decode_card(card: bytes) -> Card:
     if _checksum(body) != checksum:
         raise ProtocolError("the card is not one of the backend 'nixl', or was changed on its way")
     try:
-        return msgspec.msgpack.decode(body, type=Card)
-    except msgspec.DecodeError as error:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"the card is not one of the backend 'nixl': {error}") from error
 
 
@@ -58,7 +63,8 @@ def _checksum(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
 
 
-def host_identity() -> str:
-    """Name this kernel and PID namespace."""
+def host_identity() -> tuple[str, str]:
+    """Name this kernel and PID namespace, and this kernel and network namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    pid, net = (Path(f"/proc/self/ns/{kind}").readlink() for kind in ("pid", "net"))
+    return f"{boot}/{pid}", f"{boot}/{net}"

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import sys
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,11 +25,20 @@ T = TypeVar("T")
 PACKAGES = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
 """Builds of the library: the same interface, each with another GPU runtime. All of them move host memory."""
 
-DEFAULTS = {"NIXL_LOG_LEVEL": "ERROR", "UCX_LOG_LEVEL": "fatal", "UCX_RCACHE_MAX_UNRELEASED": "1024"}
+DEFAULTS = {
+    "NIXL_LOG_LEVEL": "ERROR",
+    "UCX_LOG_LEVEL": "fatal",
+    "UCX_LOG_FILE": "stderr",
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",
+}
 """Environment that is set unless it is there: the library logs on standard output, and caches without a bound."""
+
+NO_ATTACH = 3
+"""Value of Yama's `ptrace_scope` under which nobody may reach into another process."""
 
 _settings: dict[str, str] = {}
 _agents: list[Any] = []
+_apis: list[Any] = []
 
 
 def package() -> str | None:
@@ -44,6 +54,17 @@ def has_rdma() -> bool:
     """Whether this machine has an RDMA device."""
     folder = Path("/sys/class/infiniband")
     return folder.is_dir() and any(folder.iterdir())
+
+
+def has_cma() -> bool:
+    """Whether processes may reach into each other's memory here: containers and Yama can forbid it."""
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    if scope.is_file() and int(scope.read_text(encoding="ascii")) >= NO_ATTACH:
+        return False
+    source, target = ctypes.create_string_buffer(1), ctypes.create_string_buffer(1)
+    spans = [(ctypes.c_size_t * 2)(ctypes.addressof(one), 1) for one in (target, source)]
+    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    return bool(read(os.getpid(), spans[0], 1, spans[1], 1, 0) == 1)
 
 
 def load(options: NixlOptions) -> Any:
@@ -69,13 +90,23 @@ def load(options: NixlOptions) -> Any:
         if not has_rdma():
             # Debian's RDMA libraries and the bundled ones crash each other when the process exits.
             os.environ.setdefault("UCX_MODULES", "^ib")
+    return _import(name)
+
+
+def _import(name: str) -> Any:
     raises = logging.raiseExceptions
     try:
-        return importlib.import_module(f"{name}._api")
+        api = importlib.import_module(f"{name}._api")
     except ImportError as error:
         raise BackendUnavailableError(f"{name} cannot be loaded: {error}") from error
     finally:
         logging.raiseExceptions = raises  # the import turns it off for everybody
+    for handler in logging.getLogger("nixl").handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            handler.setStream(sys.stderr)  # standard output is the program's
+    if api not in _apis:
+        _apis.append(api)
+    return api
 
 
 def make_agent(api: Any, name: str, options: NixlOptions) -> Any:
@@ -98,19 +129,41 @@ def make_agent(api: Any, name: str, options: NixlOptions) -> Any:
     return agent
 
 
-def forget_agent(agent: Any) -> None:
-    """Let go of an agent that is being closed."""
+def forget_agent(agent: Any) -> Callable[[], bool]:
+    """Destroy an agent: what it still moves ends with it. Every handle made of it has to be given back before.
+
+    Returns:
+        A function that says whether it is really gone: nothing moves after that, and anything may before.
+    """
     with contextlib.suppress(ValueError):
         _agents.remove(agent)
+    inner = weakref.ref(agent.agent)
+    agent.agent = None
+    return lambda: inner() is None
 
 
-def _leak_in_child() -> None:
-    """Keep a forked child from destroying agents when it ends: that would break its parent's."""
+def give_back(handle: Any) -> None:
+    """Give a handle of the library's back. A transfer that is under way does not end by it."""
+    with contextlib.suppress(Exception):  # it may be gone with its peer: there is nothing left to give back
+        handle.release()
+    handle._released = True  # noqa: SLF001 - its finalizer is not to try again
+    handle._agent = None  # noqa: SLF001 - it would keep its agent from being destroyed
+
+
+def _leave_to_parent() -> None:
+    """Keep a forked child from destroying what is its parent's when it ends: that would break it there too.
+
+    Its locks may be held by threads that a child does not have, so that nothing of it may be called either.
+    """
     for agent in _agents:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent.agent))
+    _agents.clear()
+    for api in _apis:
+        for kind in (api.nixl_xfer_handle, api.nixl_prepped_dlist_handle):
+            kind.__del__ = lambda _: None
 
 
-os.register_at_fork(after_in_child=_leak_in_child)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def call(what: str, function: Callable[[], T]) -> T:
@@ -126,6 +179,7 @@ def call(what: str, function: Callable[[], T]) -> T:
         raise
     except Exception as error:  # the library's own, each a class of its own
         kind = type(error).__name__
+        cause = error.with_traceback(None)  # its frames hold handles, which keep an agent from being destroyed
         if kind == "nixlRemoteDisconnectError":
-            raise PeerLostError(f"{what}: the peer is gone (NIXL: {kind})") from error
-        raise TransportError(f"{what}: NIXL reported {kind}: {error}") from error
+            raise PeerLostError(f"{what}: the peer is gone (NIXL: {kind})") from cause
+        raise TransportError(f"{what}: NIXL reported {kind}: {error}") from cause

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvbridge.errors import KVBridgeError, UnsupportedError
 from kvbridge.memory import Pages
 from kvbridge.memory.tensors import tensor_bytes
-from kvbridge_nixl.library import call
-from kvbridge_nixl.places import Place, encode_ids
+from kvbridge_nixl.library import call, give_back
+from kvbridge_nixl.places import Place, digest_of, encode_ids
+from kvbridge_nixl.spans import Kind, Span, Spans, joined, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,12 +21,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvbridge.memory import Payload, Region
+    from kvbridge_nixl.agent import Agent
+
+logger = logging.getLogger(__name__)
 
 PIECE = 4 << 20
 """Bytes of the pieces into which a tensor is cut, so that a transfer can be made in steps."""
 
+MAX_PIECES = 2048
+"""Pieces of a tensor at most, larger ones where it is large: each takes some bytes in the description for a peer."""
 
-Kind = Literal["DRAM", "VRAM"]
+Row = tuple[int, int, int, int, int]
 
 
 def mem_type(device: str) -> Kind:
@@ -39,27 +46,36 @@ def _device_id(device: str) -> int:
 class Table:
     """Blocks of memory of one kind, in rows: address, bytes, device, stride and number of blocks.
 
+    Args:
+        agent: Who knows the memory.
+        kind: `"DRAM"` or `"VRAM"`.
+        rows: The rows.
+        spans: What they lie in.
+        own: Spans that were registered for this table alone.
+
     Attributes:
         rows: The rows, as NIXL's strided descriptors, shape `(n, 5)`.
         bases: Index of each row's block 0 among all blocks.
-        kind: `"DRAM"` or `"VRAM"`.
         metadata: What a peer's library needs to reach this memory.
         digest: Names the metadata and the rows.
     """
 
-    def __init__(self, agent: Any, kind: Kind, rows: NDArray[np.uint64], metadata: bytes) -> None:
-        self.rows = rows
+    def __init__(
+        self, agent: Agent, kind: Kind, rows: Sequence[Row], spans: Sequence[Span], own: Sequence[Span] = ()
+    ) -> None:
+        self.rows = np.array(rows, dtype=np.uint64).reshape(-1, 5)
         self.kind = kind
-        self.metadata = metadata
-        self.bases = bases(rows)
-        self.digest = hashlib.blake2b(metadata + rows.tobytes(), digest_size=16).digest()
+        self.own = tuple(own)
+        self.metadata = agent.memory.spans.metadata(kind, spans) if spans else b""
+        self.bases = bases(self.rows)
+        self.digest = digest_of(self.metadata, self.rows.tobytes())
         self._agent = agent
         self._handle: Any = None
 
     def handle(self) -> Any:
         """Return the prepared descriptors of all blocks, for this side of a transfer."""
         if self._handle is None:
-            prepare = self._agent.prep_xfer_dlist
+            prepare = self._agent.lib.prep_xfer_dlist
             self._handle = call("preparing memory", lambda: prepare("NIXL_INIT_AGENT", self.rows, self.kind))
         return self._handle
 
@@ -67,7 +83,7 @@ class Table:
         """Give the descriptors back."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            handle.release()
+            give_back(handle)
 
 
 def bases(rows: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -92,108 +108,142 @@ class Lent:
         self._memory = memory
 
     def place(self, skip: int = 0) -> bytes:
-        """Describe it for a peer."""
+        """Describe it for a peer.
+
+        Raises:
+            CapacityError: The description is too long for one message. What is lent was given back.
+        """
         table = self.table
-        return Place(
-            agent=self._memory.name,
-            kind=table.kind,
-            digest=table.digest,
-            metadata=table.metadata,
-            rows=table.rows.tobytes(),
-            which=self.which,
-            ids=encode_ids(self.ids),
-            skip=skip,
-        ).encode()
+        try:
+            return Place(
+                agent=self._memory.name,
+                kind=table.kind,
+                digest=table.digest,
+                metadata=table.metadata,
+                rows=table.rows.tobytes(),
+                which=self.which,
+                ids=encode_ids(self.ids),
+                skip=skip,
+            ).encode()
+        except KVBridgeError:
+            self.release()
+            raise
 
     def release(self) -> None:
-        """Give back what was made for this payload alone."""
-        self._memory.give_back(self.table)
+        """Give back what was made for this payload alone. Idempotent."""
+        self._memory.take_back(self.table)
 
 
 class Memory:
-    """All memory that one agent knows. Belongs to the endpoint's thread after set-up."""
+    """All memory that one agent knows. Belongs to the endpoint's thread after set-up.
 
-    def __init__(self, agent: Any, name: str) -> None:
-        self.name = name
+    Attributes:
+        name: The agent's name.
+        spans: What is registered.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self.name = agent.name
+        self.spans = Spans(agent)
         self._agent = agent
-        self._regions: dict[tuple[Any, ...], int] = {}
-        self._rows: dict[Kind, list[tuple[int, int, int, int, int]]] = {}
-        self._tables: dict[Kind, Table] = {}
-        self._single: dict[Table, Any] = {}
-        self._registered: list[Any] = []
+        self._row_of: dict[tuple[Any, ...], int] = {}
+        self._rows: dict[Kind, list[Row]] = {}
+        self._long: dict[Kind, list[Span]] = {}
+        self._tables: dict[Kind, list[Table]] = {}
+        self._single: set[Table] = set()
+        self._lock = threading.Lock()  # regions are registered by the owner's thread
 
     def register(self, regions: Iterable[Region]) -> None:
-        """Register regions that are not known yet. They stay registered as long as the agent lives."""
-        new: dict[Kind, list[tuple[int, int, int, str]]] = {}
-        for region in regions:
-            key = (*region.identity, region.device)
-            if key in self._regions:
-                continue
-            kind, device = mem_type(region.device), _device_id(region.device)
-            rows = self._rows.setdefault(kind, [])
-            self._regions[key] = len(rows)
-            rows.append((region.address, region.page_bytes, device, region.block_stride, region.num_blocks))
-            new.setdefault(kind, []).append((region.address, region.nbytes, device, ""))
-        for kind, memory in new.items():
-            self._registered.append(call("registering memory", partial(self._agent.register_memory, memory, kind)))
-            old = self._tables.pop(kind, None)
-            if old is not None:
-                old.release()
+        """Register regions that are not known yet. They stay registered as long as the agent lives.
+
+        Raises:
+            ConfigError: Some lie partly in others that were registered before.
+            TransportError: The library refuses them.
+        """
+        with self._lock:
+            new: dict[Kind, dict[tuple[Any, ...], Region]] = {}
+            for region in regions:
+                if _key(region) not in self._row_of:
+                    new.setdefault(mem_type(region.device), {})[_key(region)] = region
+            for kind, found in new.items():
+                self._register(kind, found)
+
+    def _register(self, kind: Kind, regions: dict[tuple[Any, ...], Region]) -> None:
+        known = self._long.setdefault(kind, [])
+        spans = joined(known, map(_span, regions.values()))
+        self.spans.add(kind, spans)
+        known.extend(spans)
+        rows = self._rows.setdefault(kind, [])
+        first = len(rows)
+        rows.extend(map(_row, regions.values()))
+        table = Table(self._agent, kind, rows, known)
+        table.handle()  # now: later a tensor that lies in a region could be in the way
+        self._tables.setdefault(kind, []).append(table)
+        self._row_of.update((key, first + index) for index, key in enumerate(regions))
 
     def lend(self, payload: Payload) -> Lent:
-        """Describe a payload. A tensor's memory is registered for as long as it is lent."""
-        if not isinstance(payload, Pages):
-            return self._lend_tensor(payload)
-        self.register(payload.regions)
-        which = [self._regions[(*region.identity, region.device)] for region in payload.regions]
-        return Lent(self, self._table(mem_type(payload.device)), which, payload.block_ids)
+        """Describe a payload. A tensor's memory, and that of regions nobody registered, is registered until it ends."""
+        with self._lock:
+            return self._lend_pages(payload) if isinstance(payload, Pages) else self._lend_tensor(payload)
 
-    def _table(self, kind: Kind) -> Table:
-        if kind not in self._tables:
-            rows = np.array(self._rows.get(kind, []), dtype=np.uint64).reshape(-1, 5)
-            metadata = call("describing memory", self._agent.get_agent_metadata)
-            self._tables[kind] = Table(self._agent, kind, rows, metadata)
-        return self._tables[kind]
+    def _lend_pages(self, payload: Pages) -> Lent:
+        keys = [_key(region) for region in payload.regions]
+        kind = mem_type(payload.device)
+        if any(mem_type(region.device) != kind for region in payload.regions):
+            raise UnsupportedError("some pages are in host memory and some on a GPU: hand them over one by one", "cuda")
+        if keys and all(key in self._row_of for key in keys):
+            return Lent(self, self._tables[kind][-1], [self._row_of[key] for key in keys], payload.block_ids)
+        rows = [_row(region) for region in payload.regions]
+        return self._lend_once(kind, rows, merged(map(_span, payload.regions)), payload.block_ids)
 
     def _lend_tensor(self, tensor: Any) -> Lent:
-        kind, device, address, nbytes = _span(tensor)
-        whole, rest = divmod(nbytes, PIECE)
-        rows = [(address, PIECE, device, PIECE, whole)] if whole else []
-        rows += [(address + whole * PIECE, rest, device, rest, 1)] if rest else []
-        metadata, registered = b"", None
-        if nbytes:
-            register = self._agent.register_memory
-            registered = call("registering a tensor", lambda: register([(address, nbytes, device, "")], kind))
-            metadata = call(
-                "describing a tensor",
-                lambda: self._agent.get_partial_agent_metadata(registered, inc_conn_info=True),
-            )
-        table = Table(self._agent, kind, np.array(rows, dtype=np.uint64).reshape(-1, 5), metadata)
-        self._single[table] = registered
-        ids = [np.arange(row[4], dtype=np.int64) for row in rows]
+        kind, device, address, nbytes = _run(tensor)
+        piece = max(PIECE, -(-nbytes // MAX_PIECES))
+        spans = [(address + start, min(piece, nbytes - start), device) for start in range(0, nbytes, piece)]
+        rows = [(start, length, device, length, 1) for start, length, _ in spans]  # each is found by its own span
+        return self._lend_once(kind, rows, spans, [np.zeros(1, dtype=np.int64)] * len(rows))
+
+    def _lend_once(
+        self, kind: Kind, rows: Sequence[Row], spans: Sequence[Span], ids: Sequence[NDArray[np.int64]]
+    ) -> Lent:
+        self.spans.add(kind, spans)
+        table = Table(self._agent, kind, rows, spans, spans)
+        self._single.add(table)
         return Lent(self, table, range(len(rows)), ids)
 
-    def give_back(self, table: Table) -> None:
-        """Forget a table that was made for one tensor."""
-        if table in self._single:  # not so when the agent has gone
-            registered = self._single.pop(table)
+    def take_back(self, table: Table) -> None:
+        """Forget a table that was made for one payload."""
+        with self._lock:
+            if table not in self._single:  # it is of registered regions, or the agent has gone with it
+                return
+            self._single.discard(table)
             table.release()
-            if registered is not None:
-                call("forgetting a tensor", lambda: self._agent.deregister_memory(registered))
+            try:
+                self.spans.remove(table.kind, table.own)
+            except KVBridgeError:
+                logger.exception("the library keeps memory registered that is not used any more")
 
     def close(self) -> None:
-        """Give everything back to the library."""
-        for table in list(self._single):
-            self.give_back(table)
-        for table in self._tables.values():
+        """Give every descriptor back; what is registered goes with the agent."""
+        for table in [*self._single, *(table for tables in self._tables.values() for table in tables)]:
             table.release()
+        self._single.clear()
         self._tables.clear()
-        for registered in self._registered:
-            call("forgetting memory", partial(self._agent.deregister_memory, registered))
-        self._registered.clear()
 
 
-def _span(tensor: Any) -> tuple[Kind, int, int, int]:
+def _key(region: Region) -> tuple[Any, ...]:
+    return (*region.identity, region.device)
+
+
+def _span(region: Region) -> Span:
+    return region.address, region.nbytes, _device_id(region.device)
+
+
+def _row(region: Region) -> Row:
+    return region.address, region.page_bytes, _device_id(region.device), region.block_stride, region.num_blocks
+
+
+def _run(tensor: Any) -> tuple[Kind, int, int, int]:
     """Return a tensor's kind of memory, device, address and bytes."""
     device = str(getattr(tensor, "device", "cpu"))
     if mem_type(device) == "VRAM":

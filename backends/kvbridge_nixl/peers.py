@@ -1,78 +1,87 @@
-"""`Peer`: another process's agent, as the library here knows it."""
+"""`Peer`: another process's agent, as an agent here knows it."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from kvbridge.errors import KVBridgeError
-from kvbridge_nixl.library import call
-from kvbridge_nixl.places import decode_place
+from kvbridge.errors import KVBridgeError, ProtocolError
+from kvbridge_nixl.library import call, give_back
 
 if TYPE_CHECKING:
+    from kvbridge_nixl.agent import Agent
     from kvbridge_nixl.card import Card
     from kvbridge_nixl.places import Place
 
 MAX_TABLES = 64
 """Tables of one peer that are kept prepared: its cache's, and some tensors'."""
 
+MAX_LEARNED = 10_000
+"""Tables that are learned of before everything is learned anew: the library never forgets a peer's memory."""
+
 
 class Peer:
     """A peer's agent and what is known of its memory. Belongs to the endpoint's thread.
 
     Attributes:
-        moving: Transfers under way; while there are any the agent stays loaded.
+        name: The name of its agent.
+        wanted: Whether its link is up. If not, it is forgotten as soon as nothing moves to or from it.
+        broken: Whether the library lost it: then it has to be forgotten before it can be met again.
     """
 
-    def __init__(self, agent: Any, own_name: str, card: Card) -> None:
-        self.moving = 0
+    def __init__(self, agent: Agent, card: Card) -> None:
+        self.name = card.name
+        self.wanted = True
+        self.broken = False
         self._agent = agent
-        self._name = card.name
-        self._is_self = card.name == own_name
         self._handles: dict[bytes, Any] = {}
-        self._gone = False
-        if not self._is_self:
-            call("meeting a peer", lambda: agent.add_remote_agent(card.metadata))
+        self._learned: set[bytes] = set()
+        self._learn("meeting a peer", card.metadata)
 
-    def read(self, descriptor: bytes) -> Place:
-        """Read a description of the peer's memory."""
-        return decode_place(descriptor, self._name)
+    @property
+    def stale(self) -> bool:
+        """Whether more is known of its memory than is true any more: addresses come again with other sizes."""
+        return bool(self._learned)
 
     def handle(self, place: Place) -> Any:
-        """Return the prepared descriptors of a table of the peer's."""
-        found = self._handles.get(place.digest)
-        if found is not None:
-            return found
-        if not self._is_self and place.metadata:
-            call("learning of a peer's memory", lambda: self._agent.add_remote_agent(place.metadata))
-        prepare = self._agent.prep_xfer_dlist
-        found = call("preparing a peer's memory", lambda: prepare(self._name, place.table(), place.kind))
-        self._handles[place.digest] = found
-        while len(self._handles) > MAX_TABLES and not self.moving > 1:
-            self._handles.pop(next(iter(self._handles))).release()
+        """Return the prepared descriptors of a table of the peer's.
+
+        Raises:
+            TransportError: The library cannot reach it, perhaps because of what it knew before.
+        """
+        found = self._handles.pop(place.digest, None)
+        if found is None:
+            found = self._prepare(place)
+        self._handles[place.digest] = found  # as the one that was used last
+        while len(self._handles) > MAX_TABLES:
+            give_back(self._handles.pop(next(iter(self._handles))))
         return found
 
-    def ended(self) -> None:
-        """Take note that a transfer has ended."""
-        self.moving -= 1
-        if self._gone and not self.moving:
-            self._unload()
-
-    def leave(self) -> None:
-        """Forget the peer, as soon as nothing moves any more."""
-        self._gone = True
-        if not self.moving:
-            self._unload()
+    def full(self) -> bool:
+        """Whether so much was learned that a new agent is due."""
+        return len(self._learned) >= MAX_LEARNED
 
     def drop(self) -> None:
         """Give the prepared descriptors back: the agent goes."""
         handles, self._handles = self._handles, {}
         for handle in handles.values():
-            with contextlib.suppress(Exception):  # the library may have dropped it with the peer
-                handle.release()
+            give_back(handle)
 
-    def _unload(self) -> None:
+    def unload(self) -> None:
+        """Forget the peer."""
         self.drop()
-        if not self._is_self:
-            with contextlib.suppress(KVBridgeError):
-                call("forgetting a peer", lambda: self._agent.remove_remote_agent(self._name))
+        with contextlib.suppress(KVBridgeError):
+            call("forgetting a peer", lambda: self._agent.lib.remove_remote_agent(self.name))
+
+    def _prepare(self, place: Place) -> Any:
+        if place.metadata and place.digest not in self._learned:
+            self._learn("learning of a peer's memory", place.metadata)
+        prepare = self._agent.lib.prep_xfer_dlist
+        found = call("preparing a peer's memory", lambda: prepare(self.name, place.table(), place.kind))
+        self._learned.add(place.digest)
+        return found
+
+    def _learn(self, what: str, metadata: bytes) -> None:
+        name = call(what, lambda: self._agent.lib.add_remote_agent(metadata))
+        if name not in (self.name, self.name.encode()):
+            raise ProtocolError(f"{what}: the library knows it as {name!r}, its card names {self.name!r}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import hashlib
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -18,10 +19,18 @@ if TYPE_CHECKING:
 MAX_BYTES = 240 << 10
 """Bytes of an encoded place: what one control message carries, with room for the rest of it."""
 
+MAX_BLOCKS = 4 << 20
+"""Block ids that one place may name; regions that share them count once. A list of runs is short whatever it says."""
+
 ROW = 40
 """Bytes of a row of a table: five 64-bit numbers."""
 
+END = 1 << 64
+"""End of what an address can name."""
+
 Count = Annotated[int, Meta(ge=0, le=1 << 48)]
+Index = Annotated[int, Meta(ge=0, le=65536)]
+Ids = Annotated[bytes, Meta(min_length=1)]
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -30,7 +39,7 @@ class Place(msgspec.Struct, frozen=True):
     Attributes:
         agent: Name of the agent whose memory it is.
         kind: Kind of memory.
-        digest: Names `metadata` and `rows`: a peer that knows them does not load them again.
+        digest: Names `metadata` and `rows`, see `digest_of`: a peer that knows them does not load them again.
         metadata: What a peer's library needs to reach the memory.
         rows: The agent's table of blocks.
         which: Row of each region.
@@ -43,8 +52,8 @@ class Place(msgspec.Struct, frozen=True):
     digest: Annotated[bytes, Meta(min_length=16, max_length=16)]
     metadata: bytes
     rows: bytes
-    which: Annotated[tuple[Count, ...], Meta(max_length=65536)]
-    ids: tuple[tuple[int, ...], tuple[bytes, ...]]
+    which: Annotated[tuple[Index, ...], Meta(max_length=65536)]
+    ids: tuple[tuple[Index, ...], tuple[Ids, ...]]
     skip: Count
 
     def encode(self) -> bytes:
@@ -53,6 +62,9 @@ class Place(msgspec.Struct, frozen=True):
         Raises:
             CapacityError: It is too long for one message.
         """
+        named = sum(_count(array) for array in self.ids[1])
+        if named > MAX_BLOCKS:
+            raise CapacityError(f"the pages are {named} blocks, at most {MAX_BLOCKS} can be moved at a time")
         found = msgspec.msgpack.encode(self)
         if len(found) > MAX_BYTES:
             raise CapacityError(
@@ -67,13 +79,20 @@ class Place(msgspec.Struct, frozen=True):
 
     def less(self, skip: int) -> Place:
         """Leave out the first blocks of every region."""
-        return msgspec.structs.replace(self, ids=encode_ids([ids[skip:] for ids in self.blocks()]))
+        uses, arrays = self.ids
+        cut = [_encode(_decode(array)[skip:]) for array in arrays]
+        return msgspec.structs.replace(self, ids=(uses, tuple(cut)))
 
     def blocks(self) -> list[NDArray[np.int64]]:
         """Return the block ids of each region."""
         uses, arrays = self.ids
         known = [_decode(array) for array in arrays]
         return [known[index] for index in uses]
+
+
+def digest_of(metadata: bytes, rows: bytes) -> bytes:
+    """Name a table and what is needed to reach it."""
+    return hashlib.blake2b(metadata + rows, digest_size=16).digest()
 
 
 def encode_ids(ids: Sequence[NDArray[np.int64]]) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
@@ -103,13 +122,19 @@ def _encode(array: NDArray[np.int64]) -> bytes:
 
 
 def _decode(array: bytes) -> NDArray[np.int64]:
-    numbers = np.frombuffer(array[1:], dtype=np.uint32).astype(np.int64)
+    numbers = np.frombuffer(array, dtype=np.uint32, offset=1).astype(np.int64)
     if array[:1] == b"i":
         return numbers
-    runs = numbers.reshape(-1, 2)
-    if int(runs[:, 1].sum()) > 1 << 24:
-        raise ProtocolError("a peer named more than 16 million blocks")
-    return np.concatenate([np.arange(start, start + length) for start, length in runs]) if len(runs) else numbers
+    starts, lengths = numbers[0::2], numbers[1::2]
+    before = np.cumsum(lengths) - lengths
+    found: NDArray[np.int64] = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+    return found
+
+
+def _count(array: bytes) -> int:
+    """Return how many blocks an encoded array names."""
+    numbers = np.frombuffer(array, dtype=np.uint32, offset=1)
+    return len(numbers) if array[:1] == b"i" else int(numbers[1::2].sum(dtype=np.uint64))
 
 
 _decoder = msgspec.msgpack.Decoder(Place)
@@ -127,20 +152,39 @@ def decode_place(descriptor: bytes, agent: str) -> Place:
     """
     try:
         place = _decoder.decode(descriptor)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"the peer described memory in a way unknown here: {error}") from error
-    uses, arrays = place.ids
-    problem: Any = None
-    if place.agent != agent:
-        problem = f"it names the agent {place.agent!r}, the peer's is {agent!r}"
-    elif len(place.rows) % ROW or any(row >= len(place.rows) // ROW for row in place.which):
-        problem = "its table is cut, or does not have a row that it names"
-    elif len(uses) != len(place.which) or any(not 0 <= index < len(arrays) for index in uses):
-        problem = "it does not name blocks for each of its regions"
-    elif any(len(array) % 4 != 1 or array[:1] not in (b"i", b"r") for array in arrays):
-        problem = "a list of blocks is cut"
-    elif any(array[:1] == b"r" and len(array) % 8 != 1 for array in arrays):
-        problem = "a list of runs is cut"
-    if problem is not None:
+    problem = _wrong_table(place, agent) or _wrong_ids(place)
+    if problem:
         raise ProtocolError(f"the peer's description of its memory makes no sense: {problem}")
     return place
+
+
+def _wrong_table(place: Place, agent: str) -> str:
+    """Say what is wrong with a table. The library takes some tables that leave the memory, or wrap around its end."""
+    if place.agent != agent:
+        return f"it names the agent {place.agent!r}, the peer's is {agent!r}"
+    if place.digest != digest_of(place.metadata, place.rows):
+        return "its bytes were changed on their way"
+    if len(place.rows) % ROW or any(row >= len(place.rows) // ROW for row in place.which):
+        return "its table is cut, or does not have a row that it names"
+    blocks = 0
+    for address, nbytes, device, stride, count in place.table().tolist():
+        blocks += count
+        if not nbytes or not count or stride < nbytes or address + (count - 1) * stride + nbytes > END:
+            return f"its table has {count} blocks of {nbytes} bytes, {stride} apart from {address:#x} on"
+        if device > 1 << 16 or blocks >= 1 << 31:
+            return f"its table reaches to block {blocks} and device {device}"
+    return ""
+
+
+def _wrong_ids(place: Place) -> str:
+    uses, arrays = place.ids
+    if len(uses) != len(place.which) or any(index >= len(arrays) for index in uses):
+        return "it does not name blocks for each of its regions"
+    if any(len(array) % 4 != 1 or array[:1] not in (b"i", b"r") for array in arrays):
+        return "a list of blocks is cut"
+    if any(array[:1] == b"r" and len(array) % 8 != 1 for array in arrays):
+        return "a list of runs is cut"
+    named = sum(_count(array) for array in arrays)
+    return f"it names {named} blocks, at most {MAX_BLOCKS} can be moved at a time" if named > MAX_BLOCKS else ""

@@ -8,6 +8,9 @@ Definitions, which are printed with the figures:
 - *memcpy*: one thread copies the same number of bytes once, in the producer's process, in the same round.
 - *ratio*: GB/s of the hand-over over GB/s of memcpy. A hand-over through a pool copies twice: 0.5 is the ceiling
   unless the two copies overlap.
+- *raw*: the backend's library without kvbridge, where it has one: the same pages, registered, prepared and connected
+  beforehand; from just before one transfer is posted until it is done. In the same round.
+- *of raw*: GB/s of the hand-over over GB/s of the raw library; *added*: hand-over time less raw time.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from kvbridge.abc import Key
+from kvbridge.bench.raw import Raw, load_raw
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.errors import KVBridgeError
 from kvbridge.memory import Pages, Region
@@ -53,9 +57,23 @@ class Case:
         """Make the value (or its destination) over a process's memory."""
         if self.layout == "contiguous":
             return memory[: self.nbytes]
-        region = Region.over(memory, PAGE)
-        ids = np.random.default_rng(seed).permutation(region.num_blocks)[: self.nbytes // PAGE]
-        return Pages.of([region], ids)
+        return Pages.of([Region.over(memory, PAGE)], self.pages(memory, seed))
+
+    def pages(self, memory: NDArray[np.uint8], seed: int) -> NDArray[np.int64]:
+        """Name the pages of the value."""
+        count = self.nbytes // PAGE
+        if self.layout == "contiguous":
+            return np.arange(count)
+        return np.random.default_rng(seed).permutation(memory.nbytes // PAGE)[:count]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Seconds of one round: the hand-over, a plain copy, and the raw library where there is one."""
+
+    handed_over: float
+    copied: float
+    raw: float | None
 
 
 CASES = [Case(size, layout) for layout in ("contiguous", "scattered") for size in SIZES]
@@ -106,28 +124,50 @@ def _produce(
     plane, endpoint, buffer = _open(backend, options)
     memory = np.random.default_rng(0).integers(0, 255, max(SIZES), dtype=np.uint8)
     target = np.zeros_like(memory)
-    times: dict[Case, list[float]] = {case: [] for case in CASES}
-    copies: dict[Case, list[float]] = {case: [] for case in CASES}
+    samples: dict[Case, list[Sample]] = {case: [] for case in CASES}
+    raw = _raw(backend, options, memory)
     try:
+        if raw is not None:
+            raw.meet(pipe.recv())
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("handing over", total=(rounds + WARM_UP) * len(CASES))
             for turn in range(rounds + WARM_UP):
                 for case in CASES:
                     key = f"{turn}/{case.nbytes}/{case.layout}"
                     elapsed = _hand_over(pipe, buffer, endpoint.address, key, case, memory)
+                    bare = None if raw is None else _move_raw(pipe, raw, case, memory)
                     started = time.monotonic()
                     target[: case.nbytes] = memory[: case.nbytes]
                     copied = time.monotonic() - started
                     if turn >= WARM_UP:
-                        times[case].append(elapsed)
-                        copies[case].append(copied)
+                        samples[case].append(Sample(elapsed, copied, bare))
                     progress.advance(task)
         pipe.send(None)
     finally:
+        if raw is not None:
+            raw.close()
         buffer.close()
         endpoint.close()
         plane.close()
-    return [_row(case, times[case], copies[case]) for case in CASES]
+    return [_row(case, samples[case]) for case in CASES]
+
+
+def _raw(backend: str, options: dict[str, Any], memory: NDArray[np.uint8]) -> Raw | None:
+    cls = load_raw(backend)
+    return None if cls is None else cls(options, memory, PAGE)
+
+
+def _move_raw(pipe: Connection, raw: Raw, case: Case, memory: NDArray[np.uint8]) -> float:
+    """Move a value with the raw library, which may need the other process's help."""
+    source, target = case.pages(memory, 1), case.pages(memory, 2)
+    pipe.send("help")
+    pipe.recv()
+    started = time.monotonic()
+    raw.move(f"{case}", source, target)
+    elapsed = time.monotonic() - started
+    pipe.send("enough")
+    pipe.recv()
+    return elapsed
 
 
 def _hand_over(pipe: Connection, buffer: Any, home: str, key: str, case: Case, memory: NDArray[np.uint8]) -> float:
@@ -147,11 +187,17 @@ def _consume(pipe: Connection, backend: str, options: dict[str, Any]) -> None:
     plane, endpoint, buffer = _open(backend, options)
     source = np.random.default_rng(0).integers(0, 255, max(SIZES), dtype=np.uint8)
     memory = np.zeros_like(source)
+    raw = _raw(backend, options, memory)
     try:
+        if raw is not None:
+            pipe.send(raw.card())
         while True:
             order = pipe.recv()
             if order is None:
                 return
+            if order == "help" and raw is not None:
+                _help(pipe, raw)
+                continue
             home, key, case = order
             memory[: case.nbytes] = 0
             out = case.payload(memory, seed=2)
@@ -167,9 +213,20 @@ def _consume(pipe: Connection, backend: str, options: dict[str, Any]) -> None:
     except EOFError:
         return
     finally:
+        if raw is not None:
+            raw.close()
         buffer.close()
         endpoint.close()
         plane.close()
+
+
+def _help(pipe: Connection, raw: Raw) -> None:
+    """Let the raw library make progress here until the other side has what it wants."""
+    pipe.send("helping")
+    while not pipe.poll(0.0005):
+        raw.progress()
+    pipe.recv()
+    pipe.send("helped")
 
 
 def _verify(case: Case, source: NDArray[np.uint8], memory: NDArray[np.uint8]) -> str:
@@ -182,9 +239,10 @@ def _verify(case: Case, source: NDArray[np.uint8], memory: NDArray[np.uint8]) ->
     return "" if same else "the bytes that arrived are not the ones that were sent"
 
 
-def _row(case: Case, times: list[float], copies: list[float]) -> dict[str, Any]:
+def _row(case: Case, samples: list[Sample]) -> dict[str, Any]:
+    times, copies = [one.handed_over for one in samples], [one.copied for one in samples]
     median, copy = statistics.median(times), statistics.median(copies)
-    return {
+    row = {
         "layout": case.layout,
         "bytes": case.nbytes,
         "seconds_median": median,
@@ -194,9 +252,16 @@ def _row(case: Case, times: list[float], copies: list[float]) -> dict[str, Any]:
         "memcpy_gb_per_s": case.nbytes / copy / 1e9,
         "ratio": statistics.median(c / t for c, t in zip(copies, times, strict=True)),
     }
+    bare = [one.raw for one in samples if one.raw is not None]
+    if bare:
+        row["raw_seconds_median"] = statistics.median(bare)
+        row["of_raw"] = statistics.median(r / t for r, t in zip(bare, times, strict=True))
+        row["added_seconds"] = statistics.median(t - r for r, t in zip(bare, times, strict=True))
+    return row
 
 
 def _table(rows: list[dict[str, Any]], backend: str, rounds: int, console: Console) -> None:
+    with_raw = "of_raw" in rows[0]
     table = Table(
         "layout",
         "value",
@@ -205,9 +270,11 @@ def _table(rows: list[dict[str, Any]], backend: str, rounds: int, console: Conso
         "GB/s",
         "memcpy GB/s",
         "ratio",
+        *(["raw", "of raw", "added"] if with_raw else []),
         title=f"{backend}: two processes, one hand-over in flight, {rounds} interleaved rounds",
         caption="hand-over: from before insert until a waiting drop_select has all bytes. memcpy: one thread, once, "
-        "same round. ratio: median of the rounds' ratios. Bytes were verified.",
+        "same round. ratio: median of the rounds' ratios. raw: the library alone, prepared beforehand. Bytes were "
+        "verified.",
     )
     for row in rows:
         table.add_row(
@@ -218,8 +285,19 @@ def _table(rows: list[dict[str, Any]], backend: str, rounds: int, console: Conso
             f"{row['gb_per_s']:.2f}",
             f"{row['memcpy_gb_per_s']:.2f}",
             f"{row['ratio']:.2f}",
+            *_raw_cells(row),
         )
     console.print(table)
+
+
+def _raw_cells(row: dict[str, Any]) -> list[str]:
+    if "of_raw" not in row:
+        return []
+    return [
+        f"{row['raw_seconds_median'] * 1e6:,.0f} us",
+        f"{row['of_raw']:.2f}",
+        f"{row['added_seconds'] * 1e6:,.0f} us",
+    ]
 
 
 def _size(nbytes: int) -> str:

@@ -1,0 +1,146 @@
+"""What can be checked of kvbridge on a machine with a GPU, in a few minutes: run it on the day one is at hand.
+
+It prints one JSON object: the machine, what is installed, which backends work, the conformance of those that move GPU
+memory, and the speed of pages between two processes, beside a plain copy on the device. Safe to run twice.
+
+    python scripts/gpu_check.py [--backend nixl] [--out FILE] [--conformance PREFIX ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbridge.abc import Key
+from kvbridge.conformance.node import Node
+from kvbridge.conformance.peers import Host, RemoteNode
+from kvbridge.conformance.values import Geometry, PagesValue
+from kvbridge.errors import KVBridgeError
+
+PACKAGES = ("torch", "numpy", "pyzmq", "msgspec", "nixl-cu12", "nixl-cu13", "mooncake-transfer-engine", "vllm")
+PAGE = 64 << 10
+SIZES = (1, 64, 1024, 8192)
+ROUNDS = 7
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"python": platform.python_version(), "gpus": gpus, "cuda": torch.version.cuda, "versions": versions}
+
+
+def conformance(backend: str, prefixes: list[str]) -> dict[str, Any]:
+    """Run the suite; return what became of each requirement that did not simply pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "kvbridge.cli.main", "conformance", backend, *prefixes, "--json", str(out)]
+        started = time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        if not out.exists():
+            return {"exit_code": done.returncode, "said": (done.stdout + done.stderr)[-2000:]}
+        report = json.loads(out.read_text())
+    others = {r["id"]: f"{r['outcome']}: {r.get('reason', '')}" for r in report["results"] if r["outcome"] != "passed"}
+    return {
+        "exit_code": done.returncode,
+        "seconds": round(time.monotonic() - started, 1),
+        "passed": sum(r["outcome"] == "passed" for r in report["results"]),
+        "others": others,
+        "capabilities": report["capabilities"],
+    }
+
+
+def plain_copy(nbytes: int) -> float:
+    """Return the seconds of a copy of so many bytes on the device."""
+    source = torch.zeros(nbytes, dtype=torch.uint8, device="cuda:0")
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        started = time.monotonic()
+        target.copy_(source)
+        torch.cuda.synchronize()
+        times.append(time.monotonic() - started)
+    return statistics.median(times)
+
+
+def speed(backend: str, device: str) -> list[dict[str, Any]]:
+    """Hand pages over between two processes."""
+    host = Host()
+    producer = Node(backend, {}, name="producer")
+    try:
+        consumer = RemoteNode(host, backend, {}, {"name": "consumer"})
+        geometry = Geometry((PAGE,), num_blocks=max(SIZES), device=device)
+        rows = []
+        for blocks in SIZES:
+            value = PagesValue(seed=blocks, ids=tuple(range(blocks)), geometry=geometry)
+            times = []
+            for turn in range(ROUNDS):
+                name = f"{device}.{blocks}.{turn}"
+                consumer.begin("s", "drop_select", Key(name, *producer.where()), value, timeout=30)
+                payload = producer.source(value)
+                started = time.monotonic()
+                inserted = producer.buffer.insert(Key(name), payload)
+                inserted.wait(30)
+                times.append(time.monotonic() - started)
+                consumer.end("s")  # every byte is checked
+            seconds = statistics.median(times[1:])
+            nbytes = blocks * PAGE
+            rows.append({"device": device, "bytes": nbytes, "seconds": seconds, "gb_per_s": nbytes / seconds / 1e9})
+            if device != "cpu":
+                rows[-1]["plain_copy_gb_per_s"] = nbytes / plain_copy(nbytes) / 1e9
+        return rows
+    finally:
+        producer.close()
+        host.end()
+
+
+def attempt(call: Any, *arguments: Any) -> Any:
+    """Make a part of the check; a failure is a finding, and the other parts go on."""
+    try:
+        return call(*arguments)
+    except (KVBridgeError, RuntimeError, OSError, subprocess.SubprocessError, ValueError):
+        return {"failed": traceback.format_exc()[-3000:]}
+    except Exception:
+        return {"failed": traceback.format_exc()[-3000:]}
+
+
+def main() -> None:
+    """Run all parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default="nixl")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--conformance", nargs="*", default=[""])
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {"machine": machine()}
+    backends = [sys.executable, "-m", "kvbridge.cli.main", "backends", "--json"]
+    found["backends"] = json.loads(subprocess.run(backends, capture_output=True, text=True, check=False).stdout or "[]")
+    for device in ("cpu", "cuda:0"):
+        found[f"speed {device}"] = attempt(speed, arguments.backend, device)
+    prefixes = [prefix for prefix in arguments.conformance if prefix]
+    found["conformance"] = attempt(conformance, arguments.backend, prefixes)
+    text = json.dumps(found, indent=2)
+    if arguments.out is not None:
+        arguments.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
