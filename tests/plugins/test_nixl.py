@@ -1,4 +1,4 @@
-"""The same on engines whose KV moves by NIXL: right tokens, bound to their prompts, one-sided into the other's pages."""
+"""The same on engines whose KV moves by NIXL: right tokens, bound to their prompts, straight into the other's pages."""
 
 from __future__ import annotations
 
