@@ -82,7 +82,9 @@ class Agent:
 
     def progress(self) -> None:
         """Let the library do what has come up."""
-        library.call("making progress", self.lib.get_new_notifs)
+        lib = self.lib
+        if lib is not None:
+            library.call("making progress", lib.get_new_notifs)
 
     def condemn(self) -> None:
         """Begin nothing new with it, and end it when the last transfer has ended."""

@@ -33,8 +33,9 @@ ACTIVE = ("tcp", "rc", "ud", "dc", "srd", "ib", "all")
 READING = ("cma", "sm", "shm", "all", "rc", "ud", "dc", "srd", "ib")
 """UCX transports by which memory can be read without its process's help."""
 
-PROGRESS_PERIOD = 0.01
-"""Seconds between two calls into the library of an agent that is read from: it has to answer new peers."""
+SERVING_PERIOD, IDLE_PERIOD = 0.01, 0.25
+"""Seconds between two calls into the library of an agent that is read from, because it has to answer new readers: while
+there is something to read, and while there is nothing."""
 
 
 class NixlBackend(Transport[NixlOptions]):
@@ -60,8 +61,9 @@ class NixlBackend(Transport[NixlOptions]):
             cuda=_moves_cuda(self.main.lib, options.plugin),
             cross_host=options.net_devices != LOOPBACK and (not self.reads or library.has_rdma()),
         )
-        self._over = threading.Event()
-        self._loop = Loop(f"nixl-{self.main.name[:8]}", self._serve, self._over.set) if self.reads else None
+        self._shown = 0
+        self._wake = threading.Event()
+        self._loop = Loop(f"nixl-{self.main.name[:8]}", self._serve, self._wake.set) if self.reads else None
 
     @classmethod
     def probe(cls, options: NixlOptions) -> Probe:
@@ -71,6 +73,8 @@ class NixlBackend(Transport[NixlOptions]):
         package = library.package()
         if package is None:
             return Probe(ok=False, reason="the library is not installed: pip install 'kvbridge[nixl]'")
+        if library.is_orphan():
+            return Probe(ok=False, reason="this process was forked from one that uses NIXL: spawn it instead")
         wrong = _wrong_options(options)
         if wrong:
             return Probe(ok=False, reason=wrong)
@@ -125,6 +129,12 @@ class NixlBackend(Transport[NixlOptions]):
         self._check_process()
         return ReadFrom(self, link, descriptor, out, skip) if self.reads else WrittenTo(self, out, skip)
 
+    def showing(self, more: int) -> None:
+        """Take note that peers may read one payload more, or one less."""
+        self._shown += more
+        if self._shown == more == 1:
+            self._wake.set()
+
     def card_of(self, link: Link) -> Card:
         """Return the card of a link's peer."""
         found = self._links.get(link)
@@ -145,9 +155,10 @@ class NixlBackend(Transport[NixlOptions]):
 
     def _serve(self) -> None:
         """Answer new peers that want to read."""
-        if not self._over.wait(PROGRESS_PERIOD):
-            with contextlib.suppress(KVBridgeError):  # one peer's trouble: the others are answered all the same
-                self.main.progress()
+        self._wake.wait(SERVING_PERIOD if self._shown else IDLE_PERIOD)
+        self._wake.clear()
+        with contextlib.suppress(KVBridgeError):  # one peer's trouble: the others are answered all the same
+            self.main.progress()
 
     def _left(self, link: Link) -> None:
         card = self._links.pop(link, None)

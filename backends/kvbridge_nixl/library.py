@@ -36,6 +36,7 @@ DEFAULTS = {
 NO_ATTACH = 3
 """Value of Yama's `ptrace_scope` under which nobody may reach into another process."""
 
+_forked = False
 _settings: dict[str, str] = {}
 _agents: list[Any] = []
 _apis: list[Any] = []
@@ -48,6 +49,11 @@ def package() -> str | None:
     wanted = f"nixl_cu{cuda.partition('.')[0]}"
     found = [name for name in PACKAGES if importlib.util.find_spec(name) is not None]
     return wanted if wanted in found else found[0] if found else None
+
+
+def is_orphan() -> bool:
+    """Whether this process was forked while agents lived: UCX then waits for a thread that is its parent's."""
+    return _forked
 
 
 def has_rdma() -> bool:
@@ -155,6 +161,8 @@ def _leave_to_parent() -> None:
 
     Its locks may be held by threads that a child does not have, so that nothing of it may be called either.
     """
+    global _forked  # noqa: PLW0603 - a fact of the process
+    _forked = _forked or bool(_agents)
     for agent in _agents:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent.agent))
     _agents.clear()

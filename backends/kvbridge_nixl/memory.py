@@ -207,7 +207,11 @@ class Memory:
         self, kind: Kind, rows: Sequence[Row], spans: Sequence[Span], ids: Sequence[NDArray[np.int64]]
     ) -> Lent:
         self.spans.add(kind, spans)
-        table = Table(self._agent, kind, rows, spans, spans)
+        try:
+            table = Table(self._agent, kind, rows, spans, spans)
+        except KVBridgeError:
+            self.spans.remove(kind, spans)
+            raise
         self._single.add(table)
         return Lent(self, table, range(len(rows)), ids)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from kvbridge.abc import Held, Landing, Move, MoveState
+from kvbridge.errors import KVBridgeError
 from kvbridge_nixl.places import decode_place
 from kvbridge_nixl.transfer import Transfer
 
@@ -25,6 +27,8 @@ class HeldPages(Held):
         self._shown: Lent | None = backend.main.memory.lend(payload) if backend.reads else None
         self.descriptor = b"" if self._shown is None else self._shown.place()
         self._lent: dict[Agent, Lent] = {}
+        if self._shown is not None:
+            backend.showing(1)
 
     def step(self) -> MoveState:
         """Nothing is to be prepared."""
@@ -41,9 +45,11 @@ class HeldPages(Held):
 
     def release(self) -> None:
         """Give back what was registered for this payload alone."""
-        for lent in (self._shown, *self._lent.values()):
-            if lent is not None:
-                lent.release()
+        if self._shown is not None:
+            self._shown.release()
+            self._backend.showing(-1)
+        for lent in self._lent.values():
+            lent.release()
         self._payload, self._shown, self._lent = None, None, {}
 
 
@@ -65,7 +71,13 @@ class WrittenTo(Landing):
         """Nothing here can stop the producer: the core asks him."""
 
     def release(self) -> None:
-        """Give back what was registered for this landing alone."""
+        """Give back what was registered for this landing alone.
+
+        A producer that died, or ended its transfer by force, may have left bytes in a connection: they are to land now,
+        and not with the next call into the library, when the memory is used for something else.
+        """
+        with contextlib.suppress(KVBridgeError):
+            self._agent.progress()
         self._lent.release()
 
 

@@ -260,13 +260,13 @@ class SwallowsADeadPeer(Mutant):
         landing = super().land(link, spec, descriptor, out, skip)
 
         class Patient(Following):
+            aborted = False
+
             def step(self) -> MoveState:
-                if not link.up:
-                    return MoveState.WAIT
-                return self.inner.step()
+                return MoveState.WAIT if self.aborted or not link.up else self.inner.step()
 
             def abort(self) -> None:
-                pass
+                self.aborted = True
 
         return Patient(landing, out)  # type: ignore[return-value]
 

@@ -73,7 +73,7 @@ KILLED_BY: dict[type, str] = {
     buffers.NeverDone: "buffer/12-detached",
     instances.DoesNotDetach: "buffer/14-held",
     moves.NeverFrees: "buffer/15-capacity",
-    moves.WrongError: "buffer/16-too-large",
+    moves.WrongError: "buffer/15-capacity",
     buffers.OneAtATime: "buffer/18-users",
     buffers.TakesTwice: "buffer/20-once",
     buffers.HasNoTombstones: "buffer/21-consumed",
@@ -99,7 +99,7 @@ KILLED_BY: dict[type, str] = {
     buffers.ClaimsForAll: "connector/03-used-twice",
     buffers.ReleaseIsIgnored: "connector/05-unused",
     # faults
-    moves.SwallowsADeadPeer: "fault/24-producer-closes",
+    moves.SwallowsADeadPeer: "fault/20-abort",
     pipes.SwallowsADeadSender: "fault/05-sender-dies",
     pipes.SwallowsADeadReceiver: "fault/06-receiver-dies",
     instances.LeavesAFile: "fault/10-killed-leaves-nothing",
