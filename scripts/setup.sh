@@ -181,7 +181,7 @@ install_browser() {
     fi
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq || true # an old list of packages may do
-    apt-get install -y -qq --no-install-recommends chromium
+    apt-get install -y -qq chromium
 }
 
 check_imports() {
