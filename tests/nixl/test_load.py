@@ -1,0 +1,122 @@
+"""Ten thousand transfers, hundreds of reconnects, and hours of nothing: what a pair uses stays where it was."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvbridge.abc import Key
+from kvbridge.conformance.checks import eventually
+from kvbridge.conformance.values import Geometry, PagesValue, TensorValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.nixl.zygote import Early
+
+TCP: dict[str, Any] = {"transports": "tcp"}
+READ: dict[str, Any] = {"direction": "read"}
+
+CACHE = Geometry(page_bytes=(16 << 10,) * 2, num_blocks=64)
+PAGES = PagesValue(seed=1, ids=(9, 3, 4, 60), geometry=CACHE)
+TENSOR = TensorValue(seed=2, shape=(30_000,))
+
+BATCH = 500
+SOON: dict[str, Any] = {"lease": 5.0, "timeout": 5.0}
+"""Settings of a node. What its control plane keeps of a transfer, it keeps for so long."""
+
+WARM = 6.0
+"""Seconds of load after which memory has the size that it keeps."""
+
+LONG = 120.0
+"""Seconds that a batch may take on a machine that has other things to do."""
+
+LOST = 8
+
+IDLE = 0.05
+"""Share of a core that a peer may use that has nothing to do."""
+
+
+def _hand_over(producer: Early, consumer: Early, what: str, value: Any, count: int) -> None:
+    for first in range(0, count, BATCH):
+        prefix = f"{what}{first}."
+        producer.insert_all(prefix, BATCH, value, answer_in=LONG)
+        consumer.take_all(producer.where(), prefix, BATCH, value, answer_in=LONG)
+
+
+@pytest.mark.parametrize(("options", "pages", "tensors"), [({}, 10_000, 3000), (TCP, 500, 500)], ids=["cma", "tcp"])
+def test_ten_thousand_transfers_leave_nothing(
+    peer: Callable[..., Early], options: dict[str, Any], pages: int, tensors: int
+) -> None:
+    producer, consumer = peer(options, name="producer", **SOON), peer(options, name="consumer", **SOON)
+    producer.ready(), consumer.ready()
+    start = time.monotonic()
+    for turn in itertools.count():
+        _hand_over(producer, consumer, f"warm{turn}.page", PAGES, BATCH)
+        if time.monotonic() - start > WARM:
+            break
+    _hand_over(producer, consumer, "warm.tensor", TENSOR, BATCH)
+    before = producer.used(), consumer.used()
+    _hand_over(producer, consumer, "page", PAGES, pages)
+    _hand_over(producer, consumer, "tensor", TENSOR, tensors)
+    assert len(producer.agents()) == 1
+    producer.await_stats(entries=0, bytes=0)
+    more = [node.used().more_than(was) for node, was in zip((producer, consumer), before, strict=True)]
+    print(f"{pages} + {tensors} transfers: more descriptors, threads, MiB at the producer, at the consumer: {more}")
+    for descriptors, threads, mib in more:
+        assert descriptors <= 2
+        assert threads == 0
+        assert mib < 4
+
+
+def test_two_hundred_reconnects_leave_nothing(peer: Callable[..., Early]) -> None:
+    producer, consumers = peer(name="producer"), peer(name="consumers")
+    producer.ready(), consumers.ready()
+    producer.begin_insert("k", "k", PAGES, lease=600)
+    home = producer.where()
+    consumers.reconnect(home, "k", 20, PAGES, answer_in=LONG)
+    before = producer.used(), consumers.used()
+    for _ in range(4):
+        consumers.reconnect(home, "k", 50, PAGES, answer_in=LONG)
+        consumers.used()  # collects garbage
+    more = [node.used().more_than(was) for node, was in zip((producer, consumers), before, strict=True)]
+    print(f"200 reconnects: more descriptors, threads, MiB at the producer, at the consumers: {more}")
+    for descriptors, threads, mib in more:
+        assert descriptors <= 4
+        assert threads == 0
+        assert mib < 16
+
+
+def test_a_living_peer_that_is_forgotten_costs_one_connection(peer: Callable[..., Early]) -> None:
+    producer, consumer = peer(name="producer"), peer(name="consumer")
+    producer.ready(), consumer.ready()
+    producer.begin_insert("k", "k", PAGES, lease=600)
+    before = None
+    for turn in range(2 + LOST):
+        before = (producer.used(), consumer.used()) if turn == 2 else before
+        consumer.take(Key("k", *producer.where()), PAGES, verb="select")
+        assert producer.met() == 1
+        consumer.lose_links()
+        eventually(lambda: producer.met() == 0, SOON["timeout"], lambda: "the peer was not forgotten")
+    assert before is not None
+    more = [node.used().more_than(was) for node, was in zip((producer, consumer), before, strict=True)]
+    print(f"{LOST} links lost: more descriptors, threads, MiB at the producer, at the consumer: {more}")
+    for descriptors, threads, _ in more:
+        assert descriptors <= LOST + 1  # the library's own doing: it keeps the connection to a peer that lives
+        assert threads == 0
+
+
+def test_an_idle_pair_uses_next_to_nothing(peer: Callable[..., Early]) -> None:
+    for options in ({}, TCP, READ):
+        pair = peer(options, name="producer"), peer(options, name="consumer")
+        producer, consumer = pair[0].ready(), pair[1].ready()
+        producer.begin_insert("k", "k", PAGES, lease=600)
+        consumer.take(Key("k", *producer.where()), PAGES, verb="select")
+        with ThreadPoolExecutor(2) as pool:
+            shares = list(pool.map(lambda node: node.cpu(2.0), (producer, consumer)))
+        print(f"{options or 'default'}: idle shares of a core: {shares[0]:.2%}, {shares[1]:.2%}")
+        assert max(shares) < IDLE
