@@ -108,8 +108,12 @@ def test_a_cache_where_tensors_have_been(both: Both) -> None:
         assert (theirs.rows()[ids[::-1]] == ours.rows()[ids]).all()
 
 
-def test_regions_that_interleave(both: Both) -> None:
-    """K and V of a layer in one tensor: each region's span covers nearly all of the other's."""
+@pytest.mark.parametrize("stale", [False, True])
+def test_regions_that_interleave(both: Both, *, stale: bool) -> None:
+    """K and V of a layer in one tensor: each region's span covers nearly all of the other's.
+
+    Where a tensor lay between the two starts, the second region is not found: an agent that knows nothing of it does.
+    """
     page, blocks = 4096, 40
 
     def regions(memory: Any) -> list[Region]:
@@ -118,6 +122,11 @@ def test_regions_that_interleave(both: Both) -> None:
 
     source, target = _bytes(5, 2 * page * blocks), np.zeros(2 * page * blocks, np.uint8)
     mine, theirs = regions(source), regions(target)
+    first = ""
+    if stale:
+        both.hand_over(source[10:110], target[10:110])
+        target[:] = 0
+        first = both.mover()
     both.producer.backend.register(mine)
     both.consumer.backend.register(theirs)
     ids = np.array([39, 0, 1, 2, 20, 7], dtype=np.int64)
@@ -125,6 +134,7 @@ def test_regions_that_interleave(both: Both) -> None:
     found, expected = target.reshape(blocks, -1), source.reshape(blocks, -1)
     assert (found[ids] == expected[ids]).all()
     assert not np.delete(found, ids, axis=0).any()
+    assert both.mover() != first
 
 
 def test_pages_of_regions_that_nobody_registered(both: Both) -> None:
