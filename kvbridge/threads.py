@@ -21,11 +21,16 @@ class Loop:
         name: The thread's name; it starts with `kvbridge-`.
         step: Called again and again. It must return within a bounded time.
         wake: Makes a `step` that waits return soon. Called from the stopping thread.
+        ended: Called on the thread as its last act, however late it ends and for whatever reason: it closes what
+            belongs to the thread.
     """
 
-    def __init__(self, name: str, step: Callable[[], None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, step: Callable[[], None], wake: Callable[[], None], ended: Callable[[], None] | None = None
+    ) -> None:
         self._step = step
         self._wake = wake
+        self._ended = ended
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"kvbridge-{name}", daemon=True)
@@ -37,6 +42,9 @@ class Loop:
                 self._step()
         except BaseException as error:  # a bug must reach the next caller instead of ending the thread silently
             self._error = error
+        finally:
+            if self._ended is not None:
+                self._ended()
 
     @property
     def current(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvbridge.conformance.checks import RequirementError
+from kvbridge.conformance.resources import own_temporary_folder
 from kvbridge.conformance.world import World
 from kvbridge.threads import call_within
 
@@ -52,7 +53,8 @@ def run_test(name: str, test: Callable[[World], None], subject: Subject, timeout
         world.close()
 
     thread = f"conformance-{name}"
-    ended, _ = call_within(thread, run, timeout)
+    with own_temporary_folder():
+        ended, _ = call_within(thread, run, timeout)
     if not ended:
         raise HangError(f"{name} did not end within {timeout:g} s; it stands at {_stack(thread)}")
 

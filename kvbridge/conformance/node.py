@@ -15,6 +15,7 @@ import numpy as np
 from kvbridge.abc import Claim, Key, RecvPipe, SendPipe, Transport
 from kvbridge.conformance.checks import eventually, require
 from kvbridge.conformance.values import (
+    MARK,
     Cache,
     Geometry,
     PagesValue,
@@ -28,6 +29,7 @@ from kvbridge.conformance.values import (
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.errors import KVBridgeError
 from kvbridge.layers.faulty import Fault, Faults, FaultyTransport
+from kvbridge.layers.metered import Meter, MeteredTransport
 from kvbridge.registry import create_backend
 
 if TYPE_CHECKING:
@@ -41,8 +43,11 @@ if TYPE_CHECKING:
 WAIT = 20.0
 """Seconds that a verb waits for what has to come."""
 
-MARK = 0x5A
-"""What is written over memory that belongs to its owner again."""
+_STOPS = {
+    "hold": "nobody asked the held payload for a slice",
+    "land": "nobody asked the landing for a slice",
+    "write": "nobody asked the producer's move for a slice",
+}
 
 SOON = 5.0
 """Seconds within which peers hear of each other."""
@@ -59,8 +64,9 @@ class Node:
         options: Its options.
         lease: Default lease of the buffer, in seconds.
         timeout: Default deadline of a transfer, in seconds.
-        faults: For each of `"hold"`, `"land"`, `"write"` the faults of a transport's steps: as `(kind, at)`, or
-            a dict of the seed and rates of random ones.
+        faults: For each of `"hold"`, `"land"`, `"write"` the faults of a transport's steps: as `(kind, at)`, or as
+            `(kind, when)` for the first, or a dict of the seed and rates of random ones.
+        metered: Whether calls into a transport are timed.
         echo: Whether every control message is sent twice.
         scope: What comes before the names of this node's keys.
         **endpoint: Of `Endpoint`.
@@ -76,6 +82,7 @@ class Node:
         lease: float = 60.0,
         timeout: float = 30.0,
         faults: Mapping[str, Any] | None = None,
+        metered: bool = False,
         echo: bool = False,
         scope: str = "",
         **endpoint: Any,
@@ -84,6 +91,10 @@ class Node:
         self.faults = {where: _plan(found) for where, found in (faults or {}).items()}
         if self.faults and isinstance(self.backend, Transport):
             self.backend = FaultyTransport(self.backend, **self.faults)
+        self.meter = Meter()
+        if metered and isinstance(self.backend, Transport):
+            self.backend = metered_backend = MeteredTransport(self.backend)
+            self.meter = metered_backend.meter
         self.endpoint = Endpoint(self.backend, **endpoint)
         if self.backend.capabilities.buffer:
             self.buffer = self.backend.open_buffer(self.endpoint, lease=lease, timeout=timeout)
@@ -184,7 +195,7 @@ class Node:
     def require_marked(self, name: str) -> None:
         """Check that nothing was written to a destination since it was marked."""
         value, out, into = self._outs[name]
-        what = "memory that was given back, written to afterwards"
+        what = "memory that was given back, and written to afterwards"
         if isinstance(value, TensorValue):
             require_same(tensor_content(out), np.full(value.nbytes, MARK, dtype=np.uint8), what)
         else:
@@ -369,8 +380,24 @@ class Node:
     def await_paused(self, where: str) -> None:
         """Wait until a step is paused."""
         require(
-            self.faults[where].reached.wait(self.wait), f"no step of {where!r} came to the place where it was to stop"
+            self.faults[where].reached.wait(self.wait),
+            f"the transfer never came to where the test stops it: {_STOPS[where]}, or it did and nothing came of it",
         )
+
+    def cancel_when_paused(self, name: str, where: str) -> None:
+        """Cancel what was begun at the moment when a step is paused, on its thread, and with bytes in motion."""
+        cancel = self._transfers[name][0].cancel
+        self.faults[where].on_reached = cancel
+        if self.faults[where].reached.is_set():
+            cancel()
+
+    def mark_when_over(self, name: str) -> None:
+        """Write over a destination at the moment when its transfer is over, as the fastest engine would."""
+        self._transfers[name][0].on_done(lambda _: self.mark(name))
+
+    def overwrite_when_over(self, name: str) -> None:
+        """Write other bytes over a source at the moment when its insert is over."""
+        self._transfers[name][0].on_done(lambda _: self.overwrite(name))
 
     def resume(self, where: str) -> None:
         """Let paused steps go on."""
@@ -406,7 +433,9 @@ def _less(value: PagesValue, skip: int) -> Any:
     return np.concatenate(parts) if parts else content
 
 
-def _plan(faults: dict[str, Any] | Sequence[tuple[Any, int]]) -> Faults:
+def _plan(faults: dict[str, Any] | Sequence[tuple[Any, Any]]) -> Faults:
     if isinstance(faults, dict):
         return Faults(**faults)
-    return Faults(*(Fault(kind, at=at) for kind, at in faults))
+    return Faults(
+        *(Fault(kind, at=where) if isinstance(where, int) else Fault(kind, when=where) for kind, where in faults)
+    )

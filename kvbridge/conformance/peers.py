@@ -33,14 +33,25 @@ START = 60.0
 
 
 class Host:
-    """A spawned interpreter that holds one node at a time."""
+    """A spawned interpreter that holds one node at a time.
 
-    def __init__(self) -> None:
+    Args:
+        folder: Where its output goes; its temporary files go to `tmp` in it.
+    """
+
+    def __init__(self, folder: str) -> None:
         mine, theirs = socket.socketpair()
-        self._errors = tempfile.NamedTemporaryFile(prefix="kvbridge-peer-", suffix=".log")  # noqa: SIM115 - kept
+        self._errors = tempfile.NamedTemporaryFile(dir=folder, prefix="peer-", suffix=".log")  # noqa: SIM115 - kept
+        temporary = Path(folder, "tmp")
+        temporary.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "kvbridge.conformance.peers", str(theirs.fileno())]
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            env={**os.environ, "TMPDIR": str(temporary)},
         )
         theirs.close()
         self._pipe: Connection[Any, Any] = Connection(mine.detach())
@@ -143,10 +154,11 @@ class Hosts:
     def __init__(self) -> None:
         self._idle: list[Host] = []
         self._lent: list[Host] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="kvbridge-peers-", ignore_cleanup_errors=True)
 
     def get(self) -> Host:
         """Return one."""
-        host = self._idle.pop() if self._idle else Host()
+        host = self._idle.pop() if self._idle else Host(self._folder.name)
         self._lent.append(host)
         return host
 
@@ -166,6 +178,7 @@ class Hosts:
             host.end()
         self._idle.clear()
         self._lent.clear()
+        self._folder.cleanup()
 
 
 def serve(pipe: Connection[Any, Any]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Resources(msgspec.Struct, frozen=True):
@@ -20,6 +25,7 @@ class Resources(msgspec.Struct, frozen=True):
         descriptors: Number of open file descriptors.
         children: Number of child processes.
         shared: Files in /dev/shm that this user owns.
+        files: What is in the folder for temporary files.
         resident: Resident bytes that are not shared.
     """
 
@@ -28,7 +34,24 @@ class Resources(msgspec.Struct, frozen=True):
     descriptors: int
     children: int
     shared: tuple[str, ...]
+    files: tuple[str, ...]
     resident: int
+
+
+@contextlib.contextmanager
+def own_temporary_folder() -> Iterator[None]:
+    """Give this process a folder for temporary files that no other one uses, and remove it afterwards."""
+    before, tempdir = os.environ.get("TMPDIR"), tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="kvbridge-", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = tempdir
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before
 
 
 def resources(*, collect: bool = True) -> Resources:
@@ -42,6 +65,7 @@ def resources(*, collect: bool = True) -> Resources:
         descriptors=len(list(Path("/proc/self/fd").iterdir())) - 1,
         children=_children(),
         shared=_shared(),
+        files=tuple(sorted(path.name for path in Path(tempfile.gettempdir()).iterdir())),
         resident=(int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE"),
     )
 
@@ -65,9 +89,10 @@ def growth(before: Resources, after: Resources, *, slack: dict[str, int] | None 
         more = getattr(after, name) - getattr(before, name)
         if more > (slack or {}).get(name, 0):
             found[name] = more
-    files = sorted(set(after.shared) - set(before.shared))
-    if len(files) > (slack or {}).get("shared", 0):
-        found["files in /dev/shm"] = files
+    for name, where in (("shared", "files in /dev/shm"), ("files", "temporary files")):
+        files = sorted(set(getattr(after, name)) - set(getattr(before, name)))
+        if len(files) > (slack or {}).get(name, 0):
+            found[where] = files
     return found
 
 

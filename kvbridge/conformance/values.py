@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 CANARY = 0xA5
 """What every byte is that nobody wrote."""
 
+MARK = 0x5A
+"""What is written over memory that belongs to its owner again."""
+
+CHANCE = 4
+"""How many times as often as by chance a byte must be found to mean something."""
+
 
 class TensorValue(msgspec.Struct, frozen=True, tag="tensor"):
     """A tensor.
@@ -193,16 +199,23 @@ def tensor_content(tensor: Any) -> NDArray[np.uint8]:
 
 
 def require_same(found: NDArray[np.uint8], expected: NDArray[np.uint8], what: str) -> None:
-    """Fail unless bytes are equal; say how many differ and where the first one is."""
+    """Fail unless bytes are equal; say how many differ, where the first one is, and what they look like."""
     if found.size != expected.size:
         raise RequirementError(f"{what}: {found.size} bytes came, expected {expected.size}")
     wrong = np.flatnonzero(found != expected)
     if wrong.size:
         first = int(wrong[0])
-        canary = int((found[wrong] == CANARY).sum())
+        seen = found[wrong]
+        late = int((seen == expected[wrong]).sum())  # it is looked at for the second time
+        notes = [f"{late} of them came after the transfer had ended"] if late else []
+        for byte, meaning in ((CANARY, "were never written"), (MARK, "are what was written over memory that was free")):
+            count = int(((seen == byte) & (expected[wrong] != byte)).sum())
+            if count > CHANCE * wrong.size / 256 + CHANCE:
+                notes.append(f"{count} of them {meaning}")
+        shown = f"found {seen[0]}, expected {expected[first]}" if seen[0] != expected[first] else "it came late"
         raise RequirementError(
-            f"{what}: {wrong.size} of {expected.size} bytes are wrong, the first at {first} (found {found[first]}, "
-            f"expected {expected[first]}); {canary} of them were never written"
+            f"{what}: {wrong.size} of {expected.size} bytes are wrong, the first at {first} ({shown})"
+            + "".join(f"; {note}" for note in notes)
         )
 
 

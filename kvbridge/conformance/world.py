@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvbridge.abc import Backend
     from kvbridge.abc.pipe import Offered
     from kvbridge.capabilities import Capabilities
+    from kvbridge.layers.faulty import Kind, When
 
 CLOSE_WITHIN = 10.0
 """Seconds after which closing a node counts as hanging."""
@@ -136,10 +137,14 @@ class World:
         """Who moves the bytes, `"producer"` or `"consumer"`, and where a fault strikes that: `"write"` or `"land"`."""
         return ("producer", "write") if self.capabilities.mover == "producer" else ("consumer", "land")
 
-    def stopped(self, at: int = 0, kind: str = "pause") -> dict[str, Any]:
-        """Settings of `pair` or `linked`: a transfer stops, or its mover dies, before its step number `at`."""
+    def stopped(self, when: When = "before", kind: Kind = "pause") -> dict[str, Any]:
+        """Settings of `pair` or `linked`: the first transfer stops, or its mover dies, at a moment of its first slice.
+
+        Before it; once it was asked for, when a backend's own threads have begun; once something came of it, when bytes
+        have moved.
+        """
         who, where = self.moving
-        return {who: {"faults": {where: [(kind, at)]}}}
+        return {who: {"faults": {where: [(kind, when)]}}}
 
     @staticmethod
     def some(offer: Offered | None) -> Offered:

@@ -158,11 +158,14 @@ class Endpoint:
             done.wait(timeout)
         self._closed = True
         if self._reactor.stop(timeout):
-            self._sockets.close()
             for pending in (self._dials, self._inbound, self._services):
                 pending.clear()
         else:
-            logger.error("the endpoint %s did not stop within %g s: its sockets stay open", self.address, timeout)
+            logger.error(
+                "the endpoint %s did not stop within %g s: its sockets close when what its thread is in returns",
+                self.address,
+                timeout,
+            )
 
     # -- for the endpoint's thread ----------------------------------------------------------------------------
 

@@ -64,7 +64,11 @@ class Reactor:
 
     def start(self, name: str) -> None:
         """Start the thread."""
-        self._loop = Loop(name, self._step, self._sockets.wake)
+        try:
+            self._loop = Loop(name, self._step, self._sockets.wake, self._ended)
+        except BaseException:
+            self._ended()  # no thread, nobody else to do it
+            raise
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Run `call()` on the thread. Any thread may ask.
@@ -79,14 +83,10 @@ class Reactor:
             self._sockets.wake()
 
     def stop(self, timeout: float) -> bool:
-        """End the thread and forget what it has not done. Returns whether it ended within `timeout` seconds."""
+        """End the thread, which closes the sockets. Returns whether it ended within `timeout` seconds."""
         if self._loop is None or not self._loop.stop(timeout):
             return False
-        while self._calls:  # handed in at the last moment: each of them finds the endpoint closed
-            self._guard(self._calls.popleft())
-        # What is pending holds views of memory that is to be given back now.
-        self._timers.clear()
-        self._moves.clear()
+        self._drop_pending()  # handed in between its last look and its end
         return True
 
     # -- for this thread --------------------------------------------------------------------------------------
@@ -103,6 +103,22 @@ class Reactor:
     def moving(self) -> bool:
         """Whether anything is in motion."""
         return bool(self._moves)
+
+    def _ended(self) -> None:
+        """Drop what is pending and close the sockets: the thread's last act.
+
+        Not that of the one who stops it: a thread that ends too late has nobody left who waits for it, and a ZeroMQ
+        context that is collected with open sockets never returns.
+        """
+        self._drop_pending()
+        self._sockets.close()
+
+    def _drop_pending(self) -> None:
+        while self._calls:  # each of them finds the endpoint closed
+            self._guard(self._calls.popleft())
+        # What is pending holds views of memory that is to be given back now.
+        self._timers.clear()
+        self._moves.clear()
 
     def _step(self) -> None:
         while self._calls:

@@ -176,7 +176,7 @@ class Sockets:
         return frames
 
     def close(self) -> None:
-        """Close everything. Idempotent. Call it when the thread has ended."""
+        """Close everything. Idempotent. The last act of the thread."""
         for outbound in set(self._outbound.values()):
             outbound.close()
         self._router.close(linger=100)

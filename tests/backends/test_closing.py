@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -188,3 +189,20 @@ def test_values_of_a_closed_buffer_are_given_up_and_their_keys_dropped(pair: tup
     gathering.wait(2)  # the source is free
     producer.flush()
     assert (producer.used(), producer.stats()["entries"], producer.stats()["bytes"]) == (0, 0, 0)
+
+
+def test_an_endpoint_that_ends_too_late_closes_its_sockets_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    """A context of ZeroMQ that is collected with open sockets keeps its process for ever."""
+    node = Node(capacity="1MiB")
+    go_on = threading.Event()
+    node.endpoint.call_soon(lambda: go_on.wait(30) and None)
+    node.endpoint.close(timeout=0.1)
+    assert "did not stop" in caplog.text
+    context = node.endpoint._sockets._context
+    assert not context.closed
+    go_on.set()
+    deadline = time.monotonic() + SOON
+    while not context.closed:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    node.close()

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from kvbridge.abc import Key, Landing, MoveState
 from kvbridge.errors import CancelledError, ConfigError, TransferTimeoutError, TransportError
-from kvbridge.layers.faulty import Fault, Faults, FaultyTransport
+from kvbridge.layers.faulty import Fault, Faults, FaultyTransport, faulty_send
 from kvbridge.layers.faulty.transport import FaultyHeld, FaultyLanding
+from kvbridge.layers.metered import MeteredTransport
 from kvbridge.memory import Pages, Region
 from kvbridge_cpu import CpuBackend, CpuOptions
 from tests.direct import DirectBackend, DirectOptions, fresh
@@ -92,6 +94,9 @@ def test_a_pause_ends_for_good_and_another_one_can_be_waited_for() -> None:
         (lambda: Faults(seed=1, rates={"drop": 2}), "expected 0 to 1"),
         (lambda: Faults(seed=1, rates={"dorp": 1}), "did you mean 'drop'"),  # type: ignore[dict-item]
         (lambda: Faults(rates={"drop": 1}), "seed"),
+        (lambda: Fault("pause", when="afterwards"), "no moment 'afterwards'"),  # type: ignore[arg-type]
+        (lambda: Fault("corrupt", when="moved"), "only pause, fail, kill may strike later"),
+        (lambda: faulty_send(mock.Mock(), Faults(Fault("kill", when="asked"))), "has no moment 'asked'"),
         (lambda: direct("consumer", hold=Faults(Fault("corrupt"))), "cannot happen to a held payload"),
         (lambda: direct("consumer", land=Faults(Fault("drop"))), "cannot happen to a landing"),
         (lambda: direct("consumer", write=Faults(seed=1, rates={"reorder": 0.1})), "cannot happen to a move"),
@@ -275,6 +280,93 @@ def test_a_slice_that_had_nothing_to_do_is_no_event() -> None:
     assert [landing.step() for _ in states] == states
     assert plan.events == 2
     assert np.count_nonzero(out) == 1
+
+
+class Scripted(Landing):
+    """A landing whose slices come to what a script says, and which ends when it is aborted."""
+
+    def __init__(self, *states: MoveState) -> None:
+        self.states = list(states)
+        self.aborted = False
+
+    def step(self) -> MoveState:
+        if self.aborted:
+            raise CancelledError("aborted")
+        return self.states.pop(0)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize(
+    ("when", "asked"), [("asked", [MoveState.WAIT]), ("moved", [MoveState.WAIT, MoveState.WAIT, MoveState.DONE])]
+)
+def test_a_pause_in_a_slice_keeps_back_what_came_of_it(when: Any, asked: list[MoveState]) -> None:
+    inner = Scripted(MoveState.WAIT, MoveState.WAIT, MoveState.DONE)
+    plan = Faults(Fault("pause", when=when))
+    landing = FaultyLanding(inner, plan, None)
+    for _ in range(6):
+        assert landing.step() is MoveState.WAIT
+    assert len(inner.states) == 3 - len(asked)
+    assert plan.reached.is_set()
+    plan.open()
+    states = [landing.step()]
+    while states[-1] is not MoveState.DONE:
+        states.append(landing.step())
+    assert not inner.states
+
+
+@pytest.mark.parametrize("when", ["asked", "moved"])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_failure_in_a_slice_is_heard_of_when_the_work_has_ended(when: Any, done: bool) -> None:
+    inner = Scripted(MoveState.DONE if done else MoveState.AGAIN)
+    landing = FaultyLanding(inner, Faults(Fault("fail", when=when)), None)
+    with pytest.raises(TransportError, match="slice 0"):
+        landing.step()
+    assert inner.aborted is not done
+
+
+def test_an_abort_in_a_paused_slice_comes_to_what_the_work_came_to() -> None:
+    for state, error in ((MoveState.WAIT, True), (MoveState.DONE, False)):
+        plan = Faults(Fault("pause", when="asked"))
+        inner = Scripted(state)
+        landing = FaultyLanding(inner, plan, None)
+        plan.on_reached = landing.abort
+        if error:
+            landing.step()
+            with pytest.raises(CancelledError):
+                landing.step()
+        else:
+            assert landing.step() is MoveState.DONE
+        assert inner.aborted
+
+
+def test_a_later_kill_strikes_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _, number: killed.append(number))
+    landing = FaultyLanding(Scripted(MoveState.WAIT, MoveState.DONE), Faults(Fault("kill", when="moved")), None)
+    assert landing.step() is MoveState.WAIT
+    assert not killed
+    landing.step()
+    assert killed == [signal.SIGKILL]
+
+
+def test_a_layer_gives_back_what_is_inside() -> None:
+    inner = mock.Mock(spec=Landing)
+    FaultyLanding(inner, None, None).release()
+    inner.release.assert_called_once_with()
+
+
+def test_calls_are_timed_and_nothing_else_changes() -> None:
+    backend = MeteredTransport(CpuBackend(CpuOptions(capacity="64MiB")))
+    with two_sides(backend, cpu()) as (consumer, producer):
+        out = fresh(NBYTES)
+        inserted, taken = start(producer, consumer, pattern(1, NBYTES), out)
+        taken.wait(5)
+        inserted.wait(5)
+        assert np.array_equal(out, pattern(1, NBYTES))
+    assert set(backend.meter.slowest) >= {"Transport.land", "Landing.step"}
+    assert all(0 < seconds < 5 for seconds in backend.meter.slowest.values())
 
 
 @pytest.mark.parametrize("wrapped", ["held", "landing"])

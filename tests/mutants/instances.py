@@ -194,6 +194,22 @@ class LeavesFiles(LeavesAFile):
         KEPT.append(self.file)
 
 
+class LeavesATemporaryFile(LeavesAFile):
+    """Leaves a temporary file when it is killed."""
+
+    def __init__(self, options: CpuOptions) -> None:
+        CpuBackend.__init__(self, options)
+        self.file = tempfile.NamedTemporaryFile(prefix="kvbridge-mutant-")  # noqa: SIM115
+
+
+class LeavesTemporaryFiles(LeavesATemporaryFile):
+    """Leaves a temporary file when it is closed."""
+
+    def close(self) -> None:
+        CpuBackend.close(self)
+        KEPT.append(self.file)
+
+
 class OneForAll(Mutant):
     """Closes what all instances share."""
 

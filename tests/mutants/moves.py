@@ -33,6 +33,9 @@ class Following:
     def abort(self) -> None:
         self.inner.abort()
 
+    def release(self) -> None:
+        self.inner.release()
+
 
 class Mutant(CpuBackend):
     name = ""
@@ -251,6 +254,137 @@ class AbortIsAWish(Mutant):
                 raise cancelled("the copy")
 
         return Wish(landing, out)  # type: ignore[return-value]
+
+
+class ByAThread(Following):
+    """A landing whose bytes are moved by a thread of its own. As it stands it is right."""
+
+    def __init__(self, inner: Landing, out: Any) -> None:
+        super().__init__(inner, out)
+        self.thread: threading.Thread | None = None
+        self.stopping = False
+        self.error: BaseException | None = None
+
+    def work(self) -> None:
+        try:
+            while not self.stopping and self.inner.step() is not MoveState.DONE:
+                pass
+        except KVBridgeError as error:
+            self.error = error
+
+    def step(self) -> MoveState:
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.work, daemon=True)
+            self.thread.start()
+        if self.thread.is_alive():
+            return MoveState.WAIT
+        if self.error is not None:
+            raise self.error
+        if self.stopping:
+            raise cancelled("the copy")
+        return MoveState.DONE
+
+    def abort(self) -> None:
+        self.stopping = True
+
+
+class MovesByAThread(Mutant):
+    """Is right: a thread of its own moves the bytes, and every slice only looks how far that is."""
+
+    def land(self, link: Any, spec: Any, descriptor: bytes, out: Any, skip: int) -> Landing:
+        return ByAThread(super().land(link, spec, descriptor, out, skip), out)  # type: ignore[return-value]
+
+
+class ThreadGoesOn(Mutant):
+    """Reports an end while its thread goes on."""
+
+    def land(self, link: Any, spec: Any, descriptor: bytes, out: Any, skip: int) -> Landing:
+        class GoesOn(ByAThread):
+            aborted = False
+
+            def step(self) -> MoveState:
+                if self.aborted:
+                    raise cancelled("the copy")
+                return super().step()
+
+            def abort(self) -> None:
+                self.aborted = True
+
+        return GoesOn(super().land(link, spec, descriptor, out, skip), out)  # type: ignore[return-value]
+
+
+class ThreadFailsOn(Mutant):
+    """Reports a failure while its thread goes on."""
+
+    def land(self, link: Any, spec: Any, descriptor: bytes, out: Any, skip: int) -> Landing:
+        class FailsOn(ByAThread):
+            aborted = False
+
+            def step(self) -> MoveState:
+                if self.aborted:
+                    raise TransportError("the library failed")
+                return super().step()
+
+            def abort(self) -> None:
+                self.aborted = True
+
+        return FailsOn(super().land(link, spec, descriptor, out, skip), out)  # type: ignore[return-value]
+
+
+class DoneBeforeItsThread(Mutant):
+    """Says that it is done when its thread has most of it."""
+
+    def land(self, link: Any, spec: Any, descriptor: bytes, out: Any, skip: int) -> Landing:
+        class Early(ByAThread):
+            def step(self) -> MoveState:
+                state = super().step()
+                time.sleep(0.0005)
+                return MoveState.DONE if spec.nbytes > 1 << 20 else state
+
+        return Early(super().land(link, spec, descriptor, out, skip), out)  # type: ignore[return-value]
+
+
+class DetachesSoon(Mutant):
+    """Says that it has a copy when the copy is under way."""
+
+    def hold(self, payload: Any) -> Held:
+        held = super().hold(payload)
+        started: list[threading.Thread] = []
+
+        class Soon:
+            descriptor = held.descriptor
+
+            def step(self) -> MoveState:
+                def copy() -> None:
+                    while held.step() is not MoveState.DONE:
+                        pass
+
+                if not started:
+                    started.append(threading.Thread(target=copy, daemon=True))
+                    started[0].start()
+                return MoveState.DONE
+
+            def release(self) -> None:
+                started[0].join()
+                held.release()
+
+        return Soon()  # type: ignore[return-value]
+
+
+class CopiesAtOnce(Mutant):
+    """Takes a whole value in one slice."""
+
+    def land(self, link: Any, spec: Any, descriptor: bytes, out: Any, skip: int) -> Landing:
+        landing = super().land(link, spec, descriptor, out, skip)
+
+        class Whole(Following):
+            def step(self) -> MoveState:
+                state = MoveState.AGAIN
+                while state is not MoveState.DONE:
+                    state = self.inner.step()
+                return state
+
+        return Whole(landing, out)  # type: ignore[return-value]
 
 
 class SwallowsADeadPeer(Mutant):

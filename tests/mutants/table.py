@@ -24,6 +24,7 @@ KILLED_BY: dict[type, str] = {
     instances.LeaksAChild: "backend/11-nothing-left",
     instances.LeaksMemory: "backend/11-nothing-left",
     instances.LeavesFiles: "backend/11-nothing-left",
+    instances.LeavesTemporaryFiles: "backend/11-nothing-left",
     instances.OneForAll: "backend/12-instances",
     # pipes
     pipes.CorruptsOneByte: "pipe/01-tensor",
@@ -70,6 +71,7 @@ KILLED_BY: dict[type, str] = {
     buffers.SelectTakes: "buffer/10-select-leaves",
     buffers.NeedsAHome: "buffer/11-own-home",
     moves.Aliases: "buffer/12-detached",
+    moves.DetachesSoon: "buffer/12-detached",
     buffers.NeverDone: "buffer/12-detached",
     instances.DoesNotDetach: "buffer/14-held",
     moves.NeverFrees: "buffer/15-capacity",
@@ -93,6 +95,7 @@ KILLED_BY: dict[type, str] = {
     buffers.CloseKeepsValues: "buffer/35-producer-closes",
     buffers.CountsWrongly: "buffer/37-stats",
     buffers.ForgetsGenerations: "buffer/38-generation",
+    moves.DoneBeforeItsThread: "buffer/39-final",
     # the connector's halves
     buffers.AnswersTwice: "connector/01-handover",
     buffers.SkipsNothing: "connector/02-local-prefix",
@@ -103,7 +106,10 @@ KILLED_BY: dict[type, str] = {
     pipes.SwallowsADeadSender: "fault/05-sender-dies",
     pipes.SwallowsADeadReceiver: "fault/06-receiver-dies",
     instances.LeavesAFile: "fault/10-killed-leaves-nothing",
+    instances.LeavesATemporaryFile: "fault/10-killed-leaves-nothing",
     moves.AbortIsAWish: "fault/20-abort",
+    moves.ThreadGoesOn: "fault/20-abort",
+    moves.ThreadFailsOn: "fault/22-failing-step",
     moves.BlocksTheThread: "fault/23-slow-peer",
     moves.TrustsDescriptors: "fault/30-nonsense-descriptor",
     instances.LeaksOnFailure: "fault/31-nothing-left",
@@ -111,4 +117,8 @@ KILLED_BY: dict[type, str] = {
     instances.Spins: "perf/01-idle",
     moves.LoopsOverPages: "perf/02-pages",
     moves.GrowsDearer: "perf/03-flat",
+    moves.CopiesAtOnce: "perf/04-slices",
 }
+
+RIGHT = moves.MovesByAThread
+"""Unlike any mutant, right, and unlike the backend `cpu`: its bytes move while nobody asks for a slice."""

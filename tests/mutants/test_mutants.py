@@ -20,13 +20,16 @@ from kvbridge.conformance.world import Subject
 from kvbridge.errors import KVBridgeError
 from kvbridge.registry import create_backend
 from tests.mutants import buffers, instances, moves, pipes
-from tests.mutants.table import KILLED_BY
+from tests.mutants.table import KILLED_BY, RIGHT
 from tests.plugin_site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OPTIONS = {"capacity": "64MiB"}
+ROOM = {"perf/04-slices": {"capacity": "256MiB"}}
+"""Options of requirements that need large values."""
+
 BASES = {"Mutant", "Wrapping", "CpuBackend"}
 TESTS = catalogue()
 
@@ -40,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Install every mutant, here and in every peer's process."""
     folder = tmp_path_factory.mktemp("mutants")
     made = Site(folder)
-    for mutant in KILLED_BY:
+    for mutant in (RIGHT, *KILLED_BY):
         name = entry_name(mutant)
         module = f"mutant_{name.replace('-', '_')}"
         made.write(
@@ -69,11 +72,12 @@ def hosts() -> Iterator[Hosts]:
 
 def attack(name: str, requirement: str, hosts: Hosts) -> None:
     """Run the test of one requirement against one backend."""
-    backend = create_backend(name, OPTIONS)
+    options = ROOM.get(requirement, OPTIONS)
+    backend = create_backend(name, options)
     capabilities = backend.capabilities
     backend.close()
     test, found = TESTS[requirement]
-    subject = Subject(name, OPTIONS, capabilities, processes=found.processes, hosts=hosts)
+    subject = Subject(name, options, capabilities, processes=found.processes, hosts=hosts)
     run_test(requirement, test, subject, timeout=60)
 
 
@@ -95,6 +99,11 @@ def test_the_right_backend_lives(requirement: str, hosts: Hosts) -> None:
         attack("cpu", requirement, hosts)
 
 
+@pytest.mark.parametrize("requirement", [name for name, (_, found) in TESTS.items() if found.transport])
+def test_what_moves_by_a_thread_lives(requirement: str, site: Path, hosts: Hosts) -> None:
+    attack(entry_name(RIGHT), requirement, hosts)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("mutant", "requirement"), KILLED_BY.items(), ids=lambda v: getattr(v, "__name__", v))
 def test_the_mutant_dies(mutant: Any, requirement: str, site: Path, hosts: Hosts) -> None:
@@ -113,4 +122,4 @@ def test_every_mutant_is_in_the_table() -> None:
         and any(base.__name__ == "CpuBackend" for base in value.__mro__[1:])
         and name not in BASES
     }
-    assert written == set(KILLED_BY)
+    assert written == {RIGHT, *KILLED_BY}

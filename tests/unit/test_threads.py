@@ -89,3 +89,23 @@ def test_the_thread_does_not_keep_the_process_alive() -> None:
     loop = Loop("x", nothing, nothing)
     assert loop._thread.daemon
     loop.stop(5)
+
+
+def test_the_threads_last_act_is_done_when_it_ends_and_not_when_it_is_told_to() -> None:
+    go_on, ended = threading.Event(), threading.Event()
+    loop = Loop("x", lambda: go_on.wait(30) and None, nothing, ended.set)
+    assert not loop.stop(0.1)
+    assert not ended.is_set()
+    go_on.set()
+    assert loop.stop(5)
+    assert ended.is_set()
+
+
+def test_a_thread_that_dies_does_its_last_act() -> None:
+    def step() -> None:
+        raise ValueError("a bug")
+
+    ended = threading.Event()
+    loop = Loop("x", step, nothing, ended.set)
+    assert ended.wait(5)
+    assert loop.stop(5)

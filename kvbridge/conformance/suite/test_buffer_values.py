@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvbridge.conformance.checks import eventually, require, require_raises
+from kvbridge.conformance.checks import eventually, require, require_equal, require_raises
 from kvbridge.conformance.requirement import must
 from kvbridge.conformance.together import together
 from kvbridge.conformance.values import Geometry, PagesValue, TensorValue
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from kvbridge.conformance.world import World
 
 MANY = 100
+
+HUGE = 32 << 20
+"""Bytes that no thread has copied before another one has done something."""
+
+LATE = 0.3
+"""Seconds within which bytes that come too late have come."""
 
 
 def _through(world: World, values: list[Value]) -> None:
@@ -138,10 +144,10 @@ def test_own_home(world: World) -> None:
 def test_detached(world: World) -> None:
     """An insert ends before anybody asks, and what becomes of its source afterwards changes nothing."""
     producer, consumer = world.pair()
-    value = world.value(200_000)
+    value = world.value(HUGE)
     producer.begin_insert("k", "k", value)
+    producer.overwrite_when_over("k")
     producer.end("k")
-    producer.overwrite("k")
     consumer.take(world.key("k", producer), value, verb="select")
 
 
@@ -149,11 +155,14 @@ def test_detached(world: World) -> None:
 def test_detached_pages(world: World) -> None:
     """The same for pages: the blocks are the engine's again when the insert has ended."""
     producer, consumer = world.pair()
-    value = PagesValue(seed=1, ids=(9, 2, 5, 3))
+    count = 256
+    size = max(64, min(HUGE, world.largest()) // count // 8 * 8)
+    geometry = Geometry(page_bytes=(size,), num_blocks=count)
+    value = PagesValue(seed=1, ids=tuple(range(count - 1, 0, -2)), geometry=geometry)
     producer.begin_insert("k", "k", value)
+    producer.overwrite_when_over("k")
     producer.end("k")
-    producer.overwrite("k")
-    consumer.take(world.key("k", producer), value, verb="select", into=(1, 2, 3, 4))
+    consumer.take(world.key("k", producer), value, verb="select")
 
 
 @must("buffer/14-held", needs=("buffer", "tensors"), lacks=("detaches",))
@@ -269,3 +278,18 @@ def test_not_contiguous(world: World) -> None:
     value = world.value()
     producer.insert("k", value)
     consumer.take(world.key("k", producer), value, verb="select")
+
+
+@must("buffer/39-final", needs=("buffer", "tensors"))
+def test_final(world: World) -> None:
+    """When a transfer is over its destination is its owner's: not a byte is written to it any more."""
+    producer, consumer = world.pair()
+    for name in ("a", "b", "c"):  # how far a thread of the backend's is by then is a matter of luck
+        value = world.value(HUGE)
+        producer.begin_insert(name, name, value)
+        consumer.begin(name, "select", world.key(name, producer), value)
+        consumer.mark_when_over(name)
+        require_equal(consumer.await_over(name), "", "the code of a select's error")
+        time.sleep(LATE)
+        consumer.require_marked(name)
+        producer.drop([world.here(name)])

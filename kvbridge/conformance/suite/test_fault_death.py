@@ -10,6 +10,7 @@ from kvbridge.conformance.checks import eventually, require, require_raises
 from kvbridge.conformance.requirement import must
 from kvbridge.conformance.values import TensorValue
 from kvbridge.errors import KVBridgeError, PeerLostError, PipeBrokenError
+from kvbridge.layers.faulty import MOMENTS, When
 
 if TYPE_CHECKING:
     from kvbridge.conformance.world import World
@@ -25,15 +26,19 @@ PATIENCE = 1.5
 
 LONG = 30.0
 
+LATER: tuple[When, ...] = ("asked", "moved")
+"""Moments with bytes in motion."""
+
 LARGE = 8 << 20
 
 
-def _goes_on(world: World, producer: Any, consumer: Any) -> None:
-    """Check that two peers still work with each other."""
+def _goes_on(world: World, producer: Any, consumer: Any) -> str:
+    """Check that two peers still work with each other; return the name of the value that they did it with."""
     value = world.value(5000)
     name = f"on{value.seed}"
     producer.insert(name, value)
     consumer.take(world.key(name, producer), value, verb="select")
+    return name
 
 
 @must("fault/01-waiting-for-the-dead", needs=("buffer", "tensors"), lacks=("shared",), processes=True)
@@ -60,9 +65,9 @@ def test_waiting_for_the_dead(world: World) -> None:
 @must("fault/02-producer-dies", needs=("buffer", "tensors"), processes=True, transport=True)
 def test_producer_dies(world: World) -> None:
     """When a producer is killed in mid-transfer, its consumer's transfer ends within 5 s: right, or with an error."""
-    for step in (0, 1):
+    for when in MOMENTS:
         who, where = world.moving
-        settings = world.stopped(step, "kill" if who == "producer" else "pause")
+        settings = world.stopped(when, "kill" if who == "producer" else "pause")
         producer, consumer = world.pair(**settings)
         other = world.peer(name="other")
         value = world.value(LARGE)
@@ -84,21 +89,26 @@ def test_producer_dies(world: World) -> None:
 def test_consumer_dies(world: World) -> None:
     """When a consumer is killed in the middle of a transfer, its producer lives, serves others, and frees the value."""
     who, where = world.moving
-    producer, consumer = world.pair(**world.stopped(1, "kill" if who == "consumer" else "pause"))
+    left = []
+    for when in LATER:
+        producer, consumer = world.pair(**world.stopped(when, "kill" if who == "consumer" else "pause"))
+        value = world.value(LARGE)
+        producer.begin_insert("k", "k", value, lease=1.0)
+        consumer.begin("s", "select", world.key("k", producer), value, timeout=LONG)
+        if who == "producer":
+            producer.await_paused(where)
+            consumer.kill()
+            producer.resume(where)
+        else:
+            consumer.host.await_death()
+        left.append(producer)
     other = world.peer(name="other")
-    value = world.value(LARGE)
-    producer.begin_insert("k", "k", value, lease=1.0)
-    consumer.begin("s", "select", world.key("k", producer), value, timeout=LONG)
-    if who == "producer":
-        producer.await_paused(where)
-        consumer.kill()
-        producer.resume(where)
-    else:
-        consumer.host.await_death()
-    _goes_on(world, producer, other)
-    producer.drop([world.here(f"on{value.seed + 1}")])
-    producer.await_over("k", PROMISE)
-    eventually(lambda: not any(producer.contains([world.here("k")])), PROMISE, lambda: "the value is still held")
+    for producer in left:
+        producer.drop([world.here(_goes_on(world, producer, other))])
+    for producer in left:
+        producer.await_over("k", PROMISE)
+        held = partial(producer.contains, [world.here("k")])
+        eventually(lambda held=held: not any(held()), PROMISE, lambda: "the value is still held")  # type: ignore[misc]
 
 
 @must("fault/04-asker-dies", needs=("buffer", "tensors", "takes"), lacks=("shared",), processes=True)
@@ -177,31 +187,35 @@ def test_restart(world: World) -> None:
 def test_late_reader(world: World) -> None:
     """A consumer that is stopped beyond its lease, while its source is used anew, gets the right bytes or an error."""
     who, where = world.moving
-    producer, consumer = world.pair(**world.stopped(1))
-    mover = producer if who == "producer" else consumer
-    value = world.value(LARGE)
-    producer.begin_insert("k", "k", value, lease=0.5)
-    consumer.begin("s", "select", world.key("k", producer), value, timeout=60)
-    mover.await_paused(where)
-    consumer.host.stop()
-    if who == "producer":
-        producer.resume(where)
-    producer.await_over("k", PROMISE)
-    producer.await_stats(timeout=PROMISE, bytes=0)
-    producer.overwrite("k")
-    for index in range(3):
-        producer.begin_insert(f"new{index}", f"new{index}", TensorValue(seed=500 + index, shape=(value.nbytes,)))
-    producer.flush()
-    consumer.host.go_on()
-    if who == "consumer":
-        consumer.resume(where)
-    if not consumer.await_over("s", PROMISE):
-        consumer.end("s")
+    pairs = []
+    for when in LATER:
+        producer, consumer = world.pair(**world.stopped(when))
+        value = world.value(LARGE)
+        producer.begin_insert("k", "k", value, lease=0.5)
+        consumer.begin("s", "select", world.key("k", producer), value, timeout=60)
+        (producer if who == "producer" else consumer).await_paused(where)
+        consumer.host.stop()
+        if who == "producer":
+            producer.resume(where)
+        pairs.append((producer, consumer))
+    for producer, _ in pairs:
+        producer.await_over("k", PROMISE)
+        producer.await_stats(timeout=PROMISE, bytes=0)
+        producer.overwrite("k")
+        for index in range(3):
+            producer.begin_insert(f"new{index}", f"new{index}", TensorValue(seed=500 + index, shape=(value.nbytes,)))
+        producer.flush()
+    for _, consumer in pairs:
+        consumer.host.go_on()
+        if who == "consumer":
+            consumer.resume(where)
+        if not consumer.await_over("s", PROMISE):
+            consumer.end("s")
 
 
 @must("fault/10-killed-leaves-nothing", needs=("buffer", "tensors"), processes=True)
 def test_killed_leaves_nothing(world: World) -> None:
-    """Peers that are killed with values under way leave no file in /dev/shm, and their addresses can be used anew."""
+    """Peers that are killed with values under way leave no file behind, and their addresses can be used anew."""
     watcher = world.peer(name="watcher")
     before = watcher.resources()
     for _ in range(4):
@@ -211,5 +225,9 @@ def test_killed_leaves_nothing(world: World) -> None:
         port = int(producer.where()[0].rpartition(":")[2])
         producer.kill()
         world.peer(name="next", port=port).close()
-    left = set(watcher.resources().shared) - set(before.shared)
-    require(len(left) < 4, f"files in /dev/shm after 4 peers were killed: {sorted(left)}")  # noqa: PLR2004 - of 4
+    after = watcher.resources()
+    for where, left in (
+        ("in /dev/shm", set(after.shared) - set(before.shared)),
+        ("in the folder for temporary files", set(after.files) - set(before.files)),
+    ):
+        require(len(left) < 4, f"files {where} after 4 peers were killed: {sorted(left)}")  # noqa: PLR2004 - of 4

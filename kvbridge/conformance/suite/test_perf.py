@@ -24,6 +24,11 @@ COPIES = 40
 GROWTH = 4.0
 """How much dearer an operation may be with a thousand values held than with ten."""
 
+HUGE = 64 << 20
+
+SHORT = 0.005
+"""Seconds that no call is too long for."""
+
 
 @should("perf/01-idle", needs=("buffer",))
 def test_idle(world: World) -> None:
@@ -83,3 +88,31 @@ def test_flat(world: World) -> None:
     few = seconds(10)
     many = seconds(1000)
     require(many < GROWTH * few, f"a select took {many / few:.1f} times as long with 1,000 values held than with 10")
+
+
+@should("perf/04-slices", needs=("buffer", "tensors"), transport=True)
+def test_slices(world: World) -> None:
+    """No call into the backend keeps its thread for long: none lasts half as long as a copy of a whole large value."""
+    producer = world.node(name="producer", metered=True)
+    consumer = world.node(name="consumer", metered=True)
+    value = world.value(HUGE)
+    plain = np.zeros(value.nbytes, dtype=np.uint8)
+    found: dict[str, list[float]] = {}
+    for turn in range(5):  # whatever else the machine does may make a call last
+        start = time.perf_counter()
+        plain.copy()
+        limit = max(SHORT, (time.perf_counter() - start) / 2)
+        producer.insert(f"k{turn}", value)
+        consumer.take(world.key(f"k{turn}", producer), value, verb="select")
+        producer.drop([world.here(f"k{turn}")])
+        producer.flush()
+        for meter in (producer.meter, consumer.meter):
+            for what, seconds in meter.slowest.items():
+                found.setdefault(what, []).append(seconds / limit)
+            meter.slowest.clear()
+    slow = {what: f"{min(ratios):.1f}" for what, ratios in found.items() if min(ratios) > 1}
+    require(
+        not slow,
+        f"calls that took longer than half a copy of {value.nbytes} bytes, or {SHORT:g} s: "
+        + ", ".join(f"{what}, {ratio} times as long" for what, ratio in slow.items()),
+    )

@@ -11,12 +11,25 @@ paused one still heeds its abort.
 | `faulty_send` | a message | delay, drop, duplicate, reorder, truncate, corrupt, fail, kill |
 | `faulty_recv` | a message | those, and pause |
 | `FaultyBuffer(insert=, select=)` | a call | delay, drop, duplicate, truncate, corrupt, fail, kill |
+
+A slice may also be struck by pause, fail and kill in its middle: `Fault.when`.
 """
 
 from kvbridge.layers.faulty.buffer import FaultyBuffer
-from kvbridge.layers.faulty.plan import Event, Fault, Faults, Kind
+from kvbridge.layers.faulty.plan import MOMENTS, Event, Fault, Faults, Kind, When
 from kvbridge.layers.faulty.receiving import faulty_recv
 from kvbridge.layers.faulty.sending import faulty_send
 from kvbridge.layers.faulty.transport import FaultyTransport
 
-__all__ = ["Event", "Fault", "Faults", "FaultyBuffer", "FaultyTransport", "Kind", "faulty_recv", "faulty_send"]
+__all__ = [
+    "MOMENTS",
+    "Event",
+    "Fault",
+    "Faults",
+    "FaultyBuffer",
+    "FaultyTransport",
+    "Kind",
+    "When",
+    "faulty_recv",
+    "faulty_send",
+]

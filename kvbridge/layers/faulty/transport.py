@@ -1,26 +1,26 @@
 """`FaultyTransport`: any transport, with faults between the core and the slices of its work.
 
 An event is a slice that did something: a slice that had nothing to do is no event, however often the core asks, so
-that the count does not depend on the speed of a machine.
+that the count does not depend on the speed of a machine. A backend whose own thread moves the bytes has one event, its
+end; a fault at the moment "asked" strikes while that thread works.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from kvbridge.abc import Held, Landing, Move, MoveState, Transport
-from kvbridge.capabilities import Capabilities, Probe
+from kvbridge.abc import Move, MoveState
 from kvbridge.errors import TransportError
 from kvbridge.layers.faulty.payload import spoil
-from kvbridge.layers.faulty.plan import Event, Faults, Kind
+from kvbridge.layers.faulty.plan import MOMENTS, Event, Faults, Kind
+from kvbridge.layers.passing import PassingHeld, PassingLanding, PassingTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from kvbridge.abc import Held, Landing, Transport
     from kvbridge.control.link import Link
-    from kvbridge.memory import Payload, Region, Spec
+    from kvbridge.memory import Payload, Spec
 
 STEP_KINDS: tuple[Kind, ...] = ("pause", "delay", "fail", "kill")
 LAND_KINDS: tuple[Kind, ...] = (*STEP_KINDS, "corrupt", "truncate")
@@ -44,31 +44,51 @@ class _Passage:
         self._stop = stop
         self._out = out
         self._event: Event | None = None
+        self._outcome: MoveState | None = None  # of a slice, that nobody has heard of yet
         self._spoils: list[Event] = []
         self._failure: TransportError | None = None
         self._aborted = False
 
     def step(self) -> MoveState:
-        """Do a slice, unless a fault keeps it from being done."""
+        """Do a slice, unless a fault keeps it from being done, or its outcome from being told."""
         if self._aborted:
-            return self._step()
+            state, self._outcome = self._outcome, None
+            return state if state is MoveState.DONE else self._step()
         if self._failure is not None:
             return self._end(self._failure)
-        if self._event is None:
-            self._event = self._plan.take()
-        if self._event.waits():
+        event = self._event = self._event or self._plan.take()
+        if self._faulted(event):
+            return self._strike(event)
+        state, self._outcome = self._outcome, None
+        if state is None:
+            state = self._step()
+            self._plan.strike(event, "asked")
+            if state is not MoveState.WAIT:
+                self._plan.strike(event, "moved")
+            if self._faulted(event):
+                self._outcome = state
+                return self._strike(event)
+        return self._told(event, state)
+
+    def _faulted(self, event: Event) -> bool:
+        return not self._aborted and (event.waits() or event.struck("fail"))
+
+    def _strike(self, event: Event) -> MoveState:
+        if event.waits():
             return MoveState.WAIT
-        if self._event.struck("fail"):
-            self._failure = TransportError(f"fault injected at slice {self._event.index}")
-            self._stop()
-            return self._end(self._failure)
-        state = self._step()
+        self._failure = TransportError(f"fault injected at slice {event.index}")
+        if self._outcome is MoveState.DONE:
+            raise self._failure
+        self._stop()
+        return self._end(self._failure)
+
+    def _told(self, event: Event, state: MoveState) -> MoveState:
         if state is not MoveState.WAIT:
-            self._spoils.append(self._event)
+            self._spoils.append(event)
             self._event = None
         if state is MoveState.DONE and self._out is not None:
-            for event in self._spoils:
-                spoil(self._out, event)
+            for spoiling in self._spoils:
+                spoil(self._out, spoiling)
         return state
 
     def _end(self, failure: TransportError) -> MoveState:
@@ -87,22 +107,13 @@ class _Passage:
         self._stop()
 
 
-class FaultyHeld(Held):
+class FaultyHeld(PassingHeld):
     """A held payload whose slices of preparing, and of being written, go through plans."""
 
     def __init__(self, inner: Held, hold: Faults | None, write: Faults | None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._write = write
         self._passage = _Passage(hold or Faults(), inner.step, lambda: None)
-
-    @property
-    def descriptor(self) -> bytes:
-        """What the inner one says now."""
-        return self._inner.descriptor
-
-    @descriptor.setter
-    def descriptor(self, value: bytes) -> None:
-        self._inner.descriptor = value
 
     def step(self) -> MoveState:
         """Do a slice of preparing."""
@@ -110,11 +121,7 @@ class FaultyHeld(Held):
 
     def write(self, link: Link, accepted: bytes) -> Move:
         """Start a move, whose slices go through a plan."""
-        return FaultyMove(self._inner.write(link, accepted), self._write)
-
-    def release(self) -> None:
-        """Give back what the held payload uses."""
-        self._inner.release()
+        return FaultyMove(self.inner.write(link, accepted), self._write)
 
 
 class FaultyMove(Move):
@@ -132,21 +139,12 @@ class FaultyMove(Move):
         self._passage.abort()
 
 
-class FaultyLanding(Landing):
+class FaultyLanding(PassingLanding):
     """A landing whose slices go through a plan."""
 
     def __init__(self, inner: Landing, plan: Faults | None, out: Payload) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._passage = _Passage(plan or Faults(), inner.step, inner.abort, out)
-
-    @property
-    def descriptor(self) -> bytes:
-        """What the inner one says now."""
-        return self._inner.descriptor
-
-    @descriptor.setter
-    def descriptor(self, value: bytes) -> None:
-        self._inner.descriptor = value
 
     def step(self) -> MoveState:
         """Do a slice."""
@@ -157,10 +155,10 @@ class FaultyLanding(Landing):
         self._passage.abort()
 
 
-class FaultyTransport(Transport[Any]):
+class FaultyTransport(PassingTransport):
     """A transport with faults. It answers to the name of the one inside, and its pipes and buffers are faulty too.
 
-    Where the producer moves the bytes the core asks no landing for a slice: `land` strikes nothing then.
+    Where the producer moves the bytes a landing has no slice that does something: `land` strikes little then.
 
     Args:
         inner: The transport. Reach what is special about it through `inner`.
@@ -172,9 +170,6 @@ class FaultyTransport(Transport[Any]):
         ConfigError: A plan has a fault that cannot happen there.
     """
 
-    name: ClassVar[str] = "faulty"
-    Options: ClassVar[type[msgspec.Struct]] = msgspec.Struct
-
     def __init__(
         self,
         inner: Transport[Any],
@@ -183,41 +178,15 @@ class FaultyTransport(Transport[Any]):
         land: Faults | None = None,
         write: Faults | None = None,
     ) -> None:
-        super().__init__(inner.options)
+        super().__init__(inner)
         for plan, possible, where in (
             (hold, STEP_KINDS, "a held payload"),
             (land, LAND_KINDS, "a landing"),
             (write, STEP_KINDS, "a move of the producer"),
         ):
             if plan is not None:
-                plan.check(possible, where)
-        self.inner = inner
+                plan.check(possible, where, moments=MOMENTS)
         self._plans = (hold, land, write)
-        # What is a fact of a class there is one of the instance here.
-        vars(self).update(name=inner.name, Options=inner.Options, probe=inner.probe)
-
-    @classmethod
-    def probe(cls, options: msgspec.Struct) -> Probe:
-        """Say that the class alone can do nothing; an instance answers for the transport inside."""
-        del options
-        return Probe(ok=False, reason="faults need a transport: make an instance around one")
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Flags and limits of the transport inside."""
-        return self.inner.capabilities
-
-    def card(self) -> bytes:
-        """Return the card of the transport inside."""
-        return self.inner.card()
-
-    def accepts(self, card: bytes) -> str | None:
-        """Ask the transport inside."""
-        return self.inner.accepts(card)
-
-    def register(self, regions: Sequence[Region]) -> None:
-        """Tell the transport inside."""
-        self.inner.register(regions)
 
     def hold(self, payload: Payload) -> Held:
         """Make a payload reachable, with faults."""
@@ -228,7 +197,3 @@ class FaultyTransport(Transport[Any]):
         """Prepare to take a value, with faults."""
         _, land, _ = self._plans
         return FaultyLanding(self.inner.land(link, spec, descriptor, out, skip), land, out)
-
-    def close(self) -> None:
-        """Close the transport inside."""
-        self.inner.close()
