@@ -30,8 +30,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         detaches: An insert finishes when the backend holds a copy, so that the source is free before any consumer
             asks. Without it the source is held until the value is taken or its lease ends.
         mover: Which side moves the bytes.
-        max_value_bytes: Largest single value in bytes; 0 where there is no limit but memory.
-        capacity_bytes: Bytes that may be held at one time; 0 where values stay in the caller's memory.
+        max_value_bytes: Largest single value in bytes; 0 where there is no limit but memory. The core refuses what is
+            larger.
+        capacity_bytes: Bytes that may be held at one time; 0 where values stay in the caller's memory. The backend
+            refuses what does not fit.
     """
 
     pipe: bool = False

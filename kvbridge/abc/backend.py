@@ -10,10 +10,10 @@ methods below, and name the class in your distribution's entry points:
     [project.entry-points."kvbridge.backends"]
     mine = "my_package:MyBackend"
 
-Threads: `probe`, the constructor, `register`, `open_*` and `close` are called by the owner's thread. `hold`, `land`,
-`accepts`, a store's methods and everything on `Held`, `Landing`, `Move` and `Stored` is called by one thread, the
-endpoint's, and must return within a few milliseconds: that thread also keeps the heartbeats. Do long work in slices,
-in `step`.
+Threads: the constructor, `card`, `register`, `open_*` and `close` are called by the owner's thread; `register` also
+while the endpoint's thread is at work. `hold`, `land`, `accepts`, a store's methods and everything on `Held`,
+`Landing`, `Move` and `Stored` is called by one thread, the endpoint's, and must return within a few milliseconds: that
+thread also keeps the heartbeats. Do long work in slices, in `step`. `probe` and `capabilities` are asked by any thread.
 
 Errors: raise the classes of `kvbridge.errors`. Map your library's errors once, to `TransportError` with the original
 code in the message, or `PeerLostError`.
@@ -60,8 +60,12 @@ class Move(ABC):
     def step(self) -> MoveState:
         """Do one bounded slice of work (a few milliseconds), or look whether the library has finished.
 
+        Not called again after DONE or an error.
+
         Raises:
-            TransportError: The move failed and has ended: nothing will touch the memory any more.
+            KVBridgeError: The move failed and has ended: nothing will touch the memory any more. A landing raises
+                `LeaseExpiredError`, `PeerLostError`, `ProtocolError` or `TransportError`; what a store puts,
+                `CapacityError`, `DuplicateKeyError` or `TransportError`.
             CancelledError: It ended because of `abort`.
         """
 
@@ -69,7 +73,8 @@ class Move(ABC):
     def abort(self) -> None:
         """Ask for an end. It is not one: `step` is called on until it raises or returns DONE.
 
-        If the library cannot stop a move, let it finish; never report an end while bytes may still land.
+        If the library, or a thread, cannot stop at once, `step` returns WAIT until it has; never report an end while
+        bytes may still land.
         """
 
 
@@ -86,14 +91,17 @@ class Held(ABC):
         For a backend that claims `detaches`, DONE means that the caller's memory may be reused. `descriptor` is
         valid, and may be offered, from the start: a consumer's `Landing` waits for bytes that are not there yet.
 
+        It has no abort. A payload that is not wanted any more is released, whether it is prepared or not.
+
         Raises:
-            KVBridgeError: It cannot be prepared; the caller's memory is not touched any more.
+            KVBridgeError: It cannot be prepared; the caller's memory is not touched any more. `release` follows.
         """
 
     def write(self, link: Link, accepted: bytes) -> Move:
         """Start moving the bytes to where a consumer's `Landing` accepted them.
 
-        Called only where `Capabilities.mover` is `"producer"` or `"both"`.
+        Called only where `Capabilities.mover` is `"producer"` or `"both"`, once for each consumer that accepts, and
+        perhaps before `step` has returned DONE: the move then waits.
 
         Args:
             link: The consumer.
@@ -104,10 +112,11 @@ class Held(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give back what the held payload uses. Called once, when no peer can touch it any more.
+        """Give back what the held payload uses. Called once, when no peer can touch it any more; must not raise.
 
-        After it the memory is the caller's: if threads of your own read it, this is a barrier for them, and a quick
-        one. A peer that asks for it afterwards is refused.
+        It comes after a `step` that failed, and also between two steps: then it ends what they began. After it the
+        memory is the caller's: if threads of your own read it, this is a barrier for them, and a quick one. A peer
+        that asks for it afterwards is refused.
         """
 
 
@@ -115,15 +124,15 @@ class Landing(Move):
     """A value on its way into a consumer's memory. Made by `Transport.land`.
 
     With mover `"consumer"`, `step` reads the bytes. With `"producer"`, `step` lets a library make progress, if it
-    needs that, and returns `WAIT`: the core waits for the producer's word. With `"both"`, `step` is the receiving half
-    of the move.
+    needs that, and returns `WAIT`: the core waits for the producer's word, whatever `step` returns or raises, and does
+    not call `abort`. With `"both"`, `step` is the receiving half of the move.
     """
 
     descriptor: bytes = b""
     """What the producer's `Held.write` needs to reach the destination; empty where the consumer moves."""
 
     def release(self) -> None:
-        """Give back what the landing uses. Called once, when it has ended."""
+        """Give back what the landing uses. Called once, when it has ended, however it ended."""
 
 
 class Backend(ABC, Generic[O]):
@@ -153,10 +162,13 @@ class Backend(ABC, Generic[O]):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """Flags and limits of this instance. Constant over its life."""
+        """Flags and limits of this instance. Constant over its life. Any thread asks."""
 
     def card(self) -> bytes:
-        """Return what a peer's backend needs to reach this one, at most 64 KiB; sent in the handshake."""
+        """Return what a peer's backend needs to reach this one, at most 64 KiB; sent in the handshake.
+
+        Asked when an endpoint is made, on the owner's thread. It stays the same over the instance's life.
+        """
         return b""
 
     def accepts(self, card: bytes) -> str | None:
@@ -172,6 +184,8 @@ class Backend(ABC, Generic[O]):
 
     def register(self, regions: Sequence[Region]) -> None:
         """Make regions known to the transport, once each, before their pages are moved.
+
+        Called by the owner's thread, perhaps while the endpoint's thread moves other pages.
 
         The memory stays the caller's and outlives the backend.
         """
@@ -199,7 +213,11 @@ class Backend(ABC, Generic[O]):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything: idempotent, bounded, no thread, port, file or child left. Close the endpoint first."""
+        """Release everything: idempotent, bounded, no thread, port, file or child left. Close the endpoint first.
+
+        A move that the endpoint could not end in time is still under way, and is neither stepped nor released any
+        more: stop it here.
+        """
 
 
 class Transport(Backend[O]):
@@ -222,7 +240,8 @@ class Transport(Backend[O]):
         """Prepare to take a value into `out`. Returns at once; the work is done in `Landing.step`.
 
         A step that finds that the producer gave the value up raises `LeaseExpiredError`; one that finds the producer
-        dead, `PeerLostError`, after which the pipe counts as broken.
+        or the connection to it gone, `PeerLostError`, which a pipe's user gets as `PipeBrokenError`. Either ends this
+        transfer only: whether the link is down, and the pipe with it, the core finds out.
 
         Args:
             link: The producer; `link.peer.card` is its card.
@@ -230,6 +249,9 @@ class Transport(Backend[O]):
             descriptor: The producer's `Held.descriptor`. It comes from a peer: check it.
             out: Destination. Yours until the landing has ended.
             skip: Number of the value's first blocks, in every region, that are not wanted.
+
+        Raises:
+            ProtocolError: The descriptor is nonsense. `Landing.step` may raise it as well.
         """
 
     @final

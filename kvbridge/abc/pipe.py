@@ -8,8 +8,8 @@ Order: offers arrive in the order in which they were posted. `recv_tensor` and `
 who accepts offers out of order gets their bytes in the order of his accepts.
 
 Ends of a pipe's life: `ClosedError` (you closed it), `EndOfPipeError` (the peer closed, all delivered),
-`PipeBrokenError` (the peer or the link is gone; it stays so), `BusyError` (two users of one end), and
-`TransferTimeoutError` (this transfer only; the pipe still works). An idle pipe is healthy.
+`PipeBrokenError` (the peer or the link is gone; when the link is, it stays so), `BusyError` (two users of one end),
+and `TransferTimeoutError` (this transfer only; the pipe still works). An idle pipe is healthy.
 
 Threads: any one thread at a time may use an end.
 """

@@ -60,7 +60,7 @@ class Store(Backend[O]):
 
         Raises:
             DuplicateKeyError: The key has a value. The move may find out only when it is done.
-            CapacityError: There is no room.
+            CapacityError: There is no room. The move may find out later, in any step.
             UnsupportedError: The payload is of a kind that is not claimed.
         """
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.backend import MoveState
 from kvbridge.buffers.tombstones import Tombstones
-from kvbridge.control.attempt import attempt
+from kvbridge.control.attempt import attempt, hold
 from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Routed, Select, text
 from kvbridge.control.outgoing import Outbox
 from kvbridge.errors import (
@@ -22,7 +22,7 @@ from kvbridge.errors import (
     KeyUnknownError,
     KVBridgeError,
 )
-from kvbridge.memory.payload import check_source
+from kvbridge.transfer import run_callback
 
 if TYPE_CHECKING:
     from kvbridge.abc.backend import Held, Transport
@@ -96,8 +96,7 @@ class Shelf:
             return
         self._tombstones.discard(key)
         try:
-            check_source(payload, self._backend.capabilities)
-            held = attempt(self._backend, lambda: self._backend.hold(payload))
+            held = hold(self._backend, payload)
         except KVBridgeError as error:
             self._refuse(key, error, inserted)
             return
@@ -172,7 +171,7 @@ class Shelf:
             for seq, outbox in list(entry.offers.items()):
                 outbox.withdraw(seq, why)
         if not entry.offers:
-            entry.held.release()
+            run_callback(entry.held.release)
             self._nbytes -= entry.spec.nbytes
             entry.inserted.resolve(None)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.backend import MoveState
 from kvbridge.abc.pipe import Offered
-from kvbridge.control.attempt import attempt
+from kvbridge.control.attempt import attempt, check_descriptor
 from kvbridge.control.messages import (
     Abort,
     Accept,
@@ -180,6 +180,7 @@ class Incoming:
                 inbox.backend,
                 lambda: inbox.backend.land(inbox.link, self._offer.spec, self._offer.descriptor, out, skip),
             )
+            check_descriptor(inbox.backend, self._landing.descriptor)
         except KVBridgeError as error:
             self._close(error)
             return

@@ -19,6 +19,9 @@ PROTOCOL = 2
 MAX_MESSAGE_BYTES = 1 << 20
 """Bytes of one message, enforced by the socket before memory is taken."""
 
+MAX_BLOB = MAX_MESSAGE_BYTES // 4
+"""Bytes of a descriptor."""
+
 MAX_KEYS = 2048
 """Keys in one question."""
 
@@ -37,7 +40,7 @@ MAX_TEXT = 4096
 Word = Annotated[str, Meta(max_length=64)]
 KeyId = Annotated[str, Meta(min_length=1, max_length=MAX_KEY)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-Blob = Annotated[bytes, Meta(max_length=MAX_MESSAGE_BYTES // 4)]
+Blob = Annotated[bytes, Meta(max_length=MAX_BLOB)]
 Digest = Annotated[bytes, Meta(max_length=MAX_DIGEST)]
 Seq = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]

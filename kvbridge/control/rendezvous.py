@@ -8,13 +8,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.pipe import Offered, RecvPipe, SendPipe
-from kvbridge.control.attempt import attempt
+from kvbridge.control.attempt import hold
 from kvbridge.control.incoming import Inbox, Incoming
 from kvbridge.control.messages import End
 from kvbridge.control.outgoing import Outbox
 from kvbridge.errors import BusyError, ClosedError, KVBridgeError, PeerLostError, PipeBrokenError
-from kvbridge.memory.payload import check_source
-from kvbridge.transfer import Transfer
+from kvbridge.transfer import Transfer, run_callback
 
 if TYPE_CHECKING:
     from kvbridge.abc.backend import Transport
@@ -72,14 +71,13 @@ class RendezvousSender(SendPipe):
             transfer.fail(self._broken)
             return
         try:
-            check_source(payload, self._backend.capabilities)
-            held = attempt(self._backend, lambda: self._backend.hold(payload))
+            held = hold(self._backend, payload)
         except KVBridgeError as error:
             transfer.fail(error)
             return
 
         def ended(error: KVBridgeError | None) -> None:
-            held.release()
+            run_callback(held.release)
             self._open.pop(transfer, None)
             if error is None:
                 transfer.resolve(None)
