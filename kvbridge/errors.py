@@ -36,6 +36,12 @@ class BackendConflictError(KVBridgeError):
     code = "backend-conflict"
 
 
+class BackendImportError(BackendConflictError):
+    """A plugin cannot be imported; what its import raised is the cause."""
+
+    code = "backend-import"
+
+
 class BackendUnavailableError(KVBridgeError):
     """The backend is installed but cannot work on this machine; the message is its probe's reason."""
 
@@ -113,7 +119,7 @@ class EndOfPipeError(KVBridgeError):
 
 
 class PipeBrokenError(KVBridgeError):
-    """The peer or the link is gone; the pipe stays broken."""
+    """The peer or the link is gone. A pipe whose link is gone stays broken."""
 
     code = "broken"
 

@@ -20,7 +20,7 @@ import msgspec
 
 from kvbridge.capabilities import Capabilities, Probe
 from kvbridge.config import convert, nearest
-from kvbridge.errors import BackendConflictError, BackendNotFoundError
+from kvbridge.errors import BackendConflictError, BackendImportError, BackendNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,8 +59,8 @@ class Probed(msgspec.Struct, frozen=True):
     Attributes:
         probe: Whether it works here, and why not.
         capabilities: Flags and limits with the given options; None where it does not work.
-        fault: Code of the error that kept it from saying so itself: `"config"` for wrong options, `"broken"` where
-            its own code raised; empty where its probe answered.
+        fault: Code of the error that kept it from saying so itself: `"config"` for wrong options, `"backend-import"`
+            where it cannot be imported, `"broken"` where its own code raised; empty where its probe answered.
     """
 
     probe: Probe
@@ -121,8 +121,8 @@ def load_backend(name: str) -> type[Backend[Any]]:
     """Import the class of one backend.
 
     Raises:
-        BackendNotFoundError, BackendConflictError: See `find_backend`; also if it cannot be imported (the original
-            error is the cause) or is not a backend.
+        BackendNotFoundError, BackendConflictError: See `find_backend`; also if it is not a backend.
+        BackendImportError: See `load_entry`.
     """
     from kvbridge.abc import Backend  # noqa: PLC0415 - not needed for listing
 
@@ -151,7 +151,7 @@ def load_entry(group: str, name: str, where: str) -> Any:
         where: What it is and where it comes from, for the error.
 
     Raises:
-        BackendConflictError: It cannot be imported; the original error is the cause.
+        BackendImportError: It cannot be imported; the original error is the cause.
     """
     from stevedore.driver import DriverManager  # noqa: PLC0415 - not needed for listing
 
@@ -166,7 +166,7 @@ def load_entry(group: str, name: str, where: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever a plugin does while it is imported, SystemExit included
-        raise BackendConflictError(f"{where} cannot be imported: {error}") from error
+        raise BackendImportError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def create_backend(name: str, options: Mapping[str, Any], path: str = "options") -> Backend[Any]:

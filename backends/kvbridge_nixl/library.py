@@ -69,8 +69,8 @@ def has_cma() -> bool:
         return False
     source, target = ctypes.create_string_buffer(1), ctypes.create_string_buffer(1)
     spans = [(ctypes.c_size_t * 2)(ctypes.addressof(one), 1) for one in (target, source)]
-    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    return bool(read(os.getpid(), spans[0], 1, spans[1], 1, 0) == 1)
+    read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    return read is not None and bool(read(os.getpid(), spans[0], 1, spans[1], 1, 0) == 1)
 
 
 def load(options: NixlOptions) -> Any:
@@ -102,14 +102,15 @@ def load(options: NixlOptions) -> Any:
 def _import(name: str) -> Any:
     raises = logging.raiseExceptions
     try:
-        api = importlib.import_module(f"{name}._api")
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is the program's
+            api = importlib.import_module(f"{name}._api")
     except ImportError as error:
         raise BackendUnavailableError(f"{name} cannot be loaded: {error}") from error
     finally:
         logging.raiseExceptions = raises  # the import turns it off for everybody
     for handler in logging.getLogger("nixl").handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
-            handler.setStream(sys.stderr)  # standard output is the program's
+            handler.setStream(sys.stderr)  # somebody else imported it
     if api not in _apis:
         _apis.append(api)
     return api
@@ -187,7 +188,6 @@ def call(what: str, function: Callable[[], T]) -> T:
         raise
     except Exception as error:  # the library's own, each a class of its own
         kind = type(error).__name__
-        cause = error.with_traceback(None)  # its frames hold handles, which keep an agent from being destroyed
         if kind == "nixlRemoteDisconnectError":
-            raise PeerLostError(f"{what}: the peer is gone (NIXL: {kind})") from cause
-        raise TransportError(f"{what}: NIXL reported {kind}: {error}") from cause
+            raise PeerLostError(f"{what}: the peer is gone (NIXL: {kind})") from error
+        raise TransportError(f"{what}: NIXL reported {kind}: {error}") from error

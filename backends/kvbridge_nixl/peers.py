@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from kvbridge.errors import KVBridgeError, ProtocolError
+from kvbridge.errors import KVBridgeError, ProtocolError, TransportError
 from kvbridge_nixl.library import call, give_back
 
 if TYPE_CHECKING:
@@ -36,7 +36,12 @@ class Peer:
         self._agent = agent
         self._handles: dict[bytes, Any] = {}
         self._learned: set[bytes] = set()
-        self._learn("meeting a peer", card.metadata)
+        try:
+            self._learn("meeting a peer", card.metadata)
+        except TransportError as error:
+            raise TransportError(
+                f"{error}; the peer has died, or no device of options.net_devices, here or there, reaches it"
+            ) from error
 
     @property
     def stale(self) -> bool:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from kvbridge_nixl.peers import Peer
     from kvbridge_nixl.places import Place
 
-CHUNK_BYTES = 8 << 20
-"""Bytes that are posted at a time: between processes of one host posting copies them, a few milliseconds' worth."""
+CHUNK_BYTES = 4 << 20
+"""Bytes that are posted at a time. Between processes of one host posting copies them, a millisecond's worth. Over TCP
+the library does not return while bytes go out, so that what is under way at a time bounds a slice."""
 
 CHUNK_BLOCKS = 1024
 """Blocks that are posted at a time: each costs about a microsecond."""
@@ -130,9 +131,8 @@ class Transfer(Move):
             give_back(handle)
 
     def _failed(self, error: KVBridgeError) -> None:
-        """Remember the first error, without its frames: they hold handles. What else is under way is to end, too."""
-        if self._error is None:
-            self._error = error.with_traceback(None)
+        """Remember the first error. What else is under way is to end, too."""
+        self._error = self._error or error
         if isinstance(error, PeerLostError) and self._agent.lib is not None:
             self._agent.forget_peer(self.peer.name, broken=True)
         self.abort()

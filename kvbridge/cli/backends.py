@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvbridge.registry import Entry, Probed, list_backends, probe_backend
 
@@ -54,11 +55,12 @@ def _table(rows: list[dict[str, Any]]) -> None:
     if not rows:
         console.print("No backend is installed: reinstall kvbridge, whose distribution brings the backend 'cpu'.")
         return
-    table = Table("backend", "works here", "distribution", "capabilities", "reason")
+    table = Table("backend", "works here", "what it is", show_lines=True)
     for row in rows:
         works = {True: "[green]yes[/]", False: "[red]no[/]", None: "not probed"}[row["available"]]
         flags = [name for name, value in (row["capabilities"] or {}).items() if value is True]
         moves = (row["capabilities"] or {}).get("mover")
         shown = ", ".join([*flags, *([f"mover={moves}"] if moves else [])])
-        table.add_row(row["name"], works, f"{row['distribution']} {row['version']}", shown, row["reason"])
+        about = (f"{row['distribution']} {row['version']}", row["reason"], shown)
+        table.add_row(row["name"], works, Text("\n".join(filter(None, about))))
     console.print(table)

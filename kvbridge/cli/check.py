@@ -62,6 +62,10 @@ def run(texts: Sequence[str]) -> int:
     if not findings:
         names = " and ".join(where for where, _ in parsed)
         print(f"right: {names}" + (" fit together" if len(parsed) > 1 else ""))
+        for (where, raw), config in zip(parsed, typed, strict=True):
+            if config is not None:
+                options = json.dumps(config.options) if config.options else "default options"
+                print(f"  {where}: {raw['kv_role']}, backend {config.backend}, {options}")
     return WRONG if findings else RIGHT
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 
-from kvbridge.conformance.wording import plain
 from kvbridge.errors import ConfigError, KVBridgeError
 
 if TYPE_CHECKING:
     from kvbridge.conformance.configuration import SuiteConfig
-    from kvbridge.conformance.results import Report, Result
+    from kvbridge.conformance.results import Result
 
 USAGE = 2
 
@@ -35,6 +34,7 @@ def compare_runs(files: tuple[str, ...], html: str | None) -> int:
 
 def list_contract(prefixes: tuple[str, ...]) -> int:
     """Print the requirements. Returns the exit code."""
+    from kvbridge.capabilities import Capabilities  # noqa: PLC0415 - likewise
     from kvbridge.conformance import CONTRACT  # noqa: PLC0415 - likewise
     from kvbridge.conformance.run import all_requirements  # noqa: PLC0415 - likewise
 
@@ -47,43 +47,48 @@ def list_contract(prefixes: tuple[str, ...]) -> int:
         flags = [*requirement.needs, *(f"not {flag}" for flag in requirement.lacks)]
         about = f" [{', '.join(flags)}]" if flags else ""
         print(f"{requirement.id} {requirement.level}{about}\n    {requirement.sentence}")
+    covered = Counter(flag for requirement in found for flag in requirement.flags)
+    names = [name for name in Capabilities.__struct_fields__ if name != "mover"]  # that is no claim
+    print(f"requirements about each flag: {', '.join(f'{name} {covered[name]}' for name in names if covered[name])}")
+    print(f"tested by none of them: {', '.join(name for name in names if not covered[name])}")
     return 0
 
 
 def run_suite(config: SuiteConfig, *, json: str | None, junit: str | None, html: str | None) -> int:
-    """Run the suite and write what was asked for. Returns the exit code."""
+    """Run the suite and write what was asked for, also when a signal ends the run. Returns the exit code."""
+    from kvbridge.conformance.files import write_files  # noqa: PLC0415 - likewise
     from kvbridge.conformance.run import RunError, run  # noqa: PLC0415 - likewise
     from kvbridge.conformance.summary import lines  # noqa: PLC0415 - likewise
 
     console = Console(highlight=False)
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        signal.signal(number, lambda number, _: signals.append(number))
+    said, code = [], 0
     try:
         _require_folders(json, junit, html)
-        report = run(config, lambda result: _show(console, result))
+        report = run(
+            config,
+            lambda result: _show(console, result),
+            lambda: f"{signal.Signals(signals[0]).name} ended it" if signals else "",
+        )
+        said, code = ["", *lines(report)], report.exit_code
     except RunError as error:
         print(error, file=sys.stderr)
-        return error.code
+        if error.report is None:
+            return error.code
+        report, code = error.report, error.code
     except KVBridgeError as error:
         print(error, file=sys.stderr)
         return USAGE
-    console.print()
-    for line in lines(report):
-        console.print(line, markup=False, soft_wrap=True)
     try:
-        _write(report, json=json, junit=junit, html=html)
+        write_files(report, json=json, junit=junit, html=html)
     except OSError as error:
         print(f"the report cannot be written: {error}", file=sys.stderr)
-        return USAGE
-    return report.exit_code
-
-
-def _end(number: int, frame: Any) -> None:
-    """End in order, so that the child and its peers end too."""
-    del frame
-    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a second one must not disturb that
-        signal.signal(other, signal.SIG_IGN)
-    sys.exit(ENDED_BY + number)
+        code = USAGE
+    for line in said:
+        console.print(line, markup=False, soft_wrap=True)
+    return ENDED_BY + signals[0] if signals else code
 
 
 def _require_folders(*files: str | None) -> None:
@@ -93,26 +98,8 @@ def _require_folders(*files: str | None) -> None:
             raise ConfigError(f"there is no folder for the report {file!r}")
 
 
-def _write(report: Report, *, json: str | None, junit: str | None, html: str | None) -> None:
-    from kvbridge.conformance.junit import write_junit  # noqa: PLC0415 - likewise
-    from kvbridge.conformance.page import write_page  # noqa: PLC0415 - likewise
-    from kvbridge.conformance.results import write_reports  # noqa: PLC0415 - likewise
-
-    if json is not None:
-        write_reports(Path(json), [report])
-    if junit is not None:
-        write_junit(Path(junit), report)
-    if html is not None:
-        write_page(Path(html), [report])
-
-
 def _show(console: Console, result: Result) -> None:
-    """Print a line for each requirement as it ends; those that do not apply are summed up in the end."""
+    """Print a line for each requirement as it ends. The summary has the reasons, and what does not apply."""
     style = {"passed": "green", "failed": "red", "waived": "yellow", "not run": "yellow"}.get(result.outcome.value)
-    if style is None:
-        return
-    words = " ".join(plain(result.reason).split())
-    reason = "" if result.outcome.value == "passed" else f"  {escape(words[:200])}"
-    console.print(
-        f"[{style}]{result.outcome.value:<8}[/] {result.id:<36} {result.seconds:6.2f} s{reason}", soft_wrap=True
-    )
+    if style is not None:
+        console.print(f"[{style}]{result.outcome.value:<8}[/] {result.id:<36} {result.seconds:6.2f} s", soft_wrap=True)

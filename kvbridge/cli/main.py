@@ -79,6 +79,7 @@ def transfer(backend: str, options: str, rounds: int, *, as_json: bool) -> None:
 @click.option("--html", metavar="FILE", help="Write the report as one page.")
 @click.option("--waivers", metavar="FILE", help="Requirements that are known to fail: lines of 'id: reason'.")
 @click.option("--timeout", default=60.0, type=click.FloatRange(0.1, 1e5), help="Seconds for one requirement.")
+@click.option("--maxfail", default=0, type=click.IntRange(0), metavar="N", help="End after N failures that count.")
 def conformance(
     names: tuple[str, ...],
     *,
@@ -91,10 +92,12 @@ def conformance(
     html: str | None,
     waivers: str | None,
     timeout: float,
+    maxfail: int,
 ) -> None:
     """Test a backend against the contract, or compare reports of such tests.
 
-    Exit code: 0 conforms, 1 a requirement failed, 2 wrong usage, 3 the backend is not available here.
+    Exit code: 0 conforms, 1 a requirement failed, 2 wrong usage, 3 the backend is not available here; 128 and a
+    signal's number when that ended the run: the reports then have what was known, and are marked incomplete.
     """
     from kvbridge.cli import conformance as command  # noqa: PLC0415 - each command loads what it needs
     from kvbridge.conformance.configuration import SuiteConfig, parse_options  # noqa: PLC0415 - likewise
@@ -116,6 +119,7 @@ def conformance(
             strict=strict,
             waivers=None if waivers is None else Path(waivers),
             timeout=timeout,
+            maxfail=maxfail,
         )
     except KVBridgeError as error:
         raise click.UsageError(str(error)) from error

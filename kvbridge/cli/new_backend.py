@@ -49,7 +49,11 @@ def run(name: str, kind: Kind, to: str | None) -> int:
     for path in written:
         print(f"  {path}")
     print("\nType next:")
-    for line in (f"cd {shlex.quote(str(target))}", "pip install -e '.[dev]'", f"pytest --kvbridge-backend={name}"):
+    for line in (
+        f"cd {shlex.quote(str(target))}",
+        "pip install -e '.[dev]'",
+        f"python -m pytest --kvbridge-backend={name}",
+    ):
         print(f"  {line}")
     return 0
 

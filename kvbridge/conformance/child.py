@@ -119,4 +119,5 @@ def _options(config: SuiteConfig, requirements: Sequence[Requirement], journal: 
     return [
         *(f"--kvbridge-{name}={value}" for name, value in pairs),
         *(["--kvbridge-strict"] if config.strict else []),
+        *([f"--maxfail={config.maxfail}"] if config.maxfail else []),
     ]

@@ -30,6 +30,7 @@ class SuiteConfig:
         strict: Whether a SHOULD counts, and a requirement that could not be run.
         waivers: File of waivers.
         timeout: Seconds for one requirement.
+        maxfail: Failures that count after which the run ends; 0 for all.
     """
 
     backend: str
@@ -39,6 +40,7 @@ class SuiteConfig:
     strict: bool = False
     waivers: Path | None = None
     timeout: float = TIMEOUT
+    maxfail: int = 0
 
 
 def parse_options(text: str) -> dict[str, Any]:

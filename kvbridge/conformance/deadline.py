@@ -36,6 +36,7 @@ def run_test(name: str, test: Callable[[World], None], subject: Subject, timeout
         HangError: It did not end within `timeout` seconds; the message says where it stands.
         RequirementError: It found a fault.
     """
+    __tracebackhide__ = True
     world = World(subject)
 
     def run() -> None:

@@ -11,17 +11,22 @@ from kvbridge.conformance.catalogue import requirements
 from kvbridge.conformance.checks import RequirementError
 from kvbridge.conformance.configuration import TIMEOUT, SuiteConfig, parse_options, read_waivers
 from kvbridge.conformance.deadline import run_test
+from kvbridge.conformance.files import write_files
+from kvbridge.conformance.patience import patience
 from kvbridge.conformance.recorder import Entry, Recorder, write_entry
 from kvbridge.conformance.requirement import Requirement, order, requirement_of
 from kvbridge.conformance.results import FAILED, UNAVAILABLE, USAGE, Outcome
 from kvbridge.conformance.setting import BrokenError, Setting, UnavailableError
 from kvbridge.conformance.summary import lines
+from kvbridge.conformance.unfinished import blank, unfinished
 from kvbridge.conformance.world import NotRunError
 from kvbridge.errors import KVBridgeError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from typing import NoReturn
+
+    from kvbridge.conformance.results import Report
 
 SUITE = Path(__file__).parent / "suite"
 
@@ -39,6 +44,7 @@ class Suite:
             raise pytest.UsageError("the conformance suite looks for leaks and measures: run it without pytest-xdist")
         self._setting: Setting | None = None
         self._recorder: Recorder | None = None
+        self._report: Report | None = None
         journal = config.getoption("kvbridge_journal")
         self._journal = None if journal is None else Path(journal)
         self._pages = {kind: _writable(config, kind) for kind in ("json", "html")}
@@ -69,6 +75,9 @@ class Suite:
         write_entry(self._journal, Entry(refusal=why, code=code))
         if code == USAGE:
             raise pytest.UsageError(why)
+        if self._journal is None:
+            chosen = sorted((r for r in requirements() if r.selected(self._config.prefixes)), key=order)
+            write_files(unfinished(blank(self._config), chosen, {}, why), **self._pages)
         pytest.exit(f"kvbridge: {why}", code)
 
     @pytest.hookimpl(tryfirst=True)
@@ -101,11 +110,13 @@ class Suite:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Run the test of a requirement on a thread of its own, with a deadline."""
+        __tracebackhide__ = True
         requirement = _requirement(pyfuncitem)
         if requirement is None or self._setting is None or self._recorder is None:
             return None
         self._recorder.started(requirement)
-        run_test(requirement.id, pyfuncitem.obj, self._setting.subject, self._config.timeout)
+        seconds = patience(self._config.timeout, self._recorder.results)
+        run_test(requirement.id, pyfuncitem.obj, self._setting.subject, seconds)
         return True
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -125,6 +136,8 @@ class Suite:
         details = "" if report.passed else report.longreprtext
         outcome = Outcome.PASSED if report.passed else Outcome.FAILED
         result = self._recorder.ended(requirement, outcome, report.duration, _reason(error), details)
+        if report.failed:
+            report.sections.append(("requirement", f"{requirement.level}: {requirement.sentence}"))
         if result.outcome is Outcome.WAIVED:
             _expected(report, f"waived: {self._waivers[requirement.id]}")
         elif result.outcome is Outcome.FAILED and not self._recorder.counts(result):
@@ -141,10 +154,10 @@ class Suite:
             return
         if wrong:
             self._recorder.fault(wrong)
-        self._recorder.finish()
-        if self._recorder.report().exit_code != 0 and session.exitstatus == pytest.ExitCode.OK:
+        self._report = self._recorder.finish()
+        if self._report.exit_code != 0 and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        self._recorder.write(self._pages["json"], self._pages["html"])
+        write_files(self._report, **self._pages)
 
     def pytest_unconfigure(self) -> None:
         """Leave nothing behind where the run did not get as far as its end."""
@@ -153,15 +166,15 @@ class Suite:
     def _leave(self) -> str:
         return "" if self._setting is None else self._setting.leave()
 
-    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Always say how much was tried, what is not claimed and what is waived."""
         if self._recorder is None:
             return
         terminalreporter.section(f"kvbridge conformance of {self._config.backend}")
-        if not self._recorder.begun or config.option.collectonly:
+        if self._report is None:
             terminalreporter.write_line("no requirement was run, nothing is proven")
             return
-        for line in lines(self._recorder.report()):
+        for line in lines(self._report, failures=False):  # pytest has shown them
             terminalreporter.write_line(line)
 
 

@@ -6,17 +6,17 @@ import os
 import platform
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kvbridge.conformance import CONTRACT
-from kvbridge.conformance.results import Outcome, Report, Result, counts, write_reports
+from kvbridge.conformance.results import Outcome, Report, Result, counts
 from kvbridge.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
     from kvbridge.conformance.configuration import SuiteConfig
     from kvbridge.conformance.requirement import Requirement
@@ -76,6 +76,11 @@ class Recorder:
         write_entry(self._journal, Entry(report=self.report()))
 
     @property
+    def results(self) -> Collection[Result]:
+        """The results so far."""
+        return self._results.values()
+
+    @property
     def begun(self) -> bool:
         """Whether there is anything to report."""
         return bool(self._chosen)
@@ -106,8 +111,8 @@ class Recorder:
         self._faults.append(said)
         write_entry(self._journal, Entry(fault=said))
 
-    def finish(self) -> None:
-        """Take note that the run ends; what was not reached keeps it from proving anything.
+    def finish(self) -> Report:
+        """Return the report of the run, which ends; what was not reached keeps it from proving anything.
 
         With a journal nothing is said of it: whoever reads that has it run by another process.
         """
@@ -115,25 +120,14 @@ class Recorder:
         for requirement in late:
             self.ended(requirement, Outcome.NOT_RUN, 0.0, "the run ended before it")
         if late:
-            self.fault(f"it ended before {len(late)} of {len(self._chosen)} requirements")
+            self.fault(f"incomplete: it ended before {len(late)} of {len(self._chosen)} requirements")
+        return msgspec.structs.replace(self.report(), incomplete=bool(late))
 
     def ended(
         self, requirement: Requirement, outcome: Outcome, seconds: float, reason: str = "", details: str = ""
     ) -> Result:
-        """Take note of an outcome; a failure that is waived is turned into one that counts as known."""
-        waiver = self._waivers.get(requirement.id)
-        if outcome is Outcome.FAILED and waiver is not None:
-            outcome, reason = Outcome.WAIVED, f"{waiver} (found: {reason})"
-        result = Result(
-            id=requirement.id,
-            level=requirement.level,
-            sentence=requirement.sentence,
-            needs=requirement.needs,
-            outcome=outcome,
-            seconds=round(seconds, 4),
-            reason=reason,
-            details=details,
-        )
+        """Take note of an outcome."""
+        result = conclude(requirement, self._waivers, outcome, seconds, reason, details)
         self._results[requirement.id] = result
         write_entry(self._journal, Entry(result=result))
         return result
@@ -160,17 +154,34 @@ class Recorder:
             seconds=round(time.time() - self._started, 2),
             machine=machine(),
             results=results,
+            timeout=self._config.timeout,
             faults=(*self._faults, *wrong_waivers(self._waivers, self._known, results)),
         )
 
-    def write(self, json: str | None, html: str | None) -> None:
-        """Write the report to the files that were asked for."""
-        if json is not None:
-            write_reports(Path(json), [self.report()])
-        if html is not None:
-            from kvbridge.conformance.page import write_page  # noqa: PLC0415 - rarely wanted
 
-            write_page(Path(html), [self.report()])
+def conclude(
+    requirement: Requirement,
+    waivers: Mapping[str, str],
+    outcome: Outcome,
+    seconds: float,
+    reason: str = "",
+    details: str = "",
+) -> Result:
+    """Return a result; a failure that is waived is turned into one that counts as known."""
+    waiver = waivers.get(requirement.id)
+    if outcome is Outcome.FAILED and waiver is not None:
+        outcome, reason = Outcome.WAIVED, f"{waiver} (found: {reason})"
+    return Result(
+        id=requirement.id,
+        level=requirement.level,
+        sentence=requirement.sentence,
+        needs=requirement.flags,
+        lacks=requirement.lacks,
+        outcome=outcome,
+        seconds=round(seconds, 4),
+        reason=reason,
+        details=details,
+    )
 
 
 def write_entry(journal: Path | None, entry: Entry) -> None:

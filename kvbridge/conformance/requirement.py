@@ -45,6 +45,11 @@ class Requirement:
     processes: bool = False
     transport: bool = False
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The capability flags that a run of its test covers."""
+        return (*self.needs, "cross_process") if self.processes else self.needs
+
     def unclaimed(self, capabilities: Capabilities) -> str | None:
         """Say why this requirement is not about a backend with these capabilities; None if it is."""
         missing = [flag for flag in self.needs if not getattr(capabilities, flag)]
@@ -52,7 +57,7 @@ class Requirement:
         if missing:
             return f"not claimed: {', '.join(missing)}"
         if claimed:
-            return f"about a backend that does not claim {', '.join(claimed)}"
+            return f"about backends without {', '.join(claimed)}"
         return None
 
     def selected(self, prefixes: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -43,6 +44,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         level: MUST, or SHOULD: a SHOULD that fails is shown, and counts with `--strict`.
         sentence: What has to hold.
         needs: Capability flags that it is about; empty for a core requirement.
+        lacks: Capability flags without which it applies.
         outcome: What became of it.
         seconds: How long its test took.
         reason: Why it failed, was waived, or did not run, in one or a few sentences; empty where it passed.
@@ -53,6 +55,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     sentence: str
     needs: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
     outcome: Outcome
     seconds: float = 0.0
     reason: str = ""
@@ -82,6 +85,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         machine: What it ran on, by name: python, platform, processors.
         results: One for each requirement that was selected, in the contract's order.
         faults: What is wrong with the run itself, such as a waiver of a requirement that passes.
+        timeout: Seconds for one requirement; 0 where that is not known.
+        incomplete: Whether it ended before its last requirement; `faults` says why.
         format: Version of this form.
     """
 
@@ -99,6 +104,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, str]
     results: tuple[Result, ...]
     faults: tuple[str, ...] = ()
+    timeout: float = 0.0
+    incomplete: bool = False
     format: int = FORMAT
 
     def count(self, outcome: Outcome) -> int:
@@ -123,10 +130,25 @@ def counts(result: Result, *, strict: bool) -> bool:
     return result.outcome is Outcome.FAILED and (strict or result.level == "MUST")
 
 
+def coverage(report: Report) -> dict[str, int]:
+    """Return how many requirements about each claimed flag or limit ran; with 0 it is claimed and not tested here."""
+    ran = (Outcome.PASSED, Outcome.FAILED, Outcome.WAIVED)
+    covered = Counter(flag for result in report.results if result.outcome in ran for flag in result.needs)
+    return {name: covered[name] for name, value in report.capabilities.items() if value and not isinstance(value, str)}
+
+
+def untested(report: Report) -> list[str]:
+    """Return what is claimed and not tested here: nothing is proven of it."""
+    return [flag for flag, count in coverage(report).items() if not count]
+
+
 def write_reports(path: Path, reports: Sequence[Report]) -> None:
-    """Write one report as a JSON object, or several as a list."""
-    value = reports[0] if len(reports) == 1 else list(reports)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    """Write one report as a JSON object, or several as a list; each with what follows from its results."""
+    found = [
+        {**msgspec.to_builtins(report), "coverage": coverage(report), "claimed_not_tested": untested(report)}
+        for report in reports
+    ]
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found[0] if len(found) == 1 else found)) + b"\n")
 
 
 def read_report(path: Path) -> Report:

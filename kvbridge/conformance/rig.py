@@ -49,7 +49,8 @@ def load_rig(name: str) -> Rig:
     """Make the rig of a backend: its own, or one that changes nothing.
 
     Raises:
-        BackendConflictError: Two distributions bring one, or it cannot be imported or is no `Rig`.
+        BackendConflictError: Two distributions bring one, or it is no `Rig`.
+        BackendImportError: It cannot be imported.
     """
     entries = [entry for entry in list_entries(GROUP) if entry.name == name]
     if not entries:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvbridge.conformance.peers import Hosts
 from kvbridge.conformance.rig import Rig, load_rig
 from kvbridge.conformance.world import Subject
-from kvbridge.errors import BackendUnavailableError, ConfigError, KVBridgeError
+from kvbridge.errors import BackendImportError, BackendUnavailableError, ConfigError, KVBridgeError
 from kvbridge.registry import find_backend, probe_backend
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Setting:
             BackendNotFoundError, BackendConflictError: There is no such backend, or a wrong one.
         """
         entry = find_backend(config.backend)
-        rig = _of_rig("constructor", lambda: load_rig(config.backend))
+        rig = _rig(config)
         _of_rig("environment", lambda: os.environ.update(rig.environment))
         _of_rig("start", rig.start)
         try:
@@ -85,6 +85,16 @@ class Setting:
             except KVBridgeError as error:
                 said = str(error)
         return said
+
+
+def _rig(config: SuiteConfig) -> Rig:
+    """Make the rig. Where it cannot be imported, that is most often because its backend cannot."""
+    try:
+        return _of_rig("constructor", lambda: load_rig(config.backend))
+    except BackendImportError as error:
+        found = probe_backend(config.backend, config.options)
+        why = found.probe.reason if found.fault == BackendImportError.code else str(error)
+        raise UnavailableError(why) from error
 
 
 def _of_rig(name: str, call: Callable[[], T]) -> T:
@@ -118,6 +128,6 @@ def _capabilities(name: str, options: dict[str, Any]) -> Capabilities:
         return found.capabilities
     if found.fault == ConfigError.code:
         raise ConfigError(found.probe.reason)
-    if not found.fault:
+    if found.fault in ("", BackendImportError.code):
         raise UnavailableError(found.probe.reason or "its probe says so, without a reason")
     raise BrokenError(f"{BROKEN}: {found.probe.reason}")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from kvbridge.conformance.results import CONFORMS, Outcome, Report, Result
+from kvbridge.conformance.patience import HANGS, patience
+from kvbridge.conformance.results import CONFORMS, Outcome, Report, Result, coverage, untested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ SYMBOLS = {
     Outcome.NOT_RUN: "○",
 }
 ABSENT_SYMBOL, ABSENT = "·", "not in this run"
+UNTESTED = "claimed, not tested here"
 
 _LONG = 200
 """Characters of a first line that are shown."""
@@ -77,6 +79,8 @@ def verdict(report: Report) -> Verdict:
         f"{some(unclaimed, 'requirement')} {plural(unclaimed, 'does', 'do')} not apply{_because(report)}."
         if unclaimed
         else "",
+        f"{UNTESTED.capitalize()}: {', '.join(untested(report))}." if untested(report) else "",
+        f"{hurried(report)}." if hurried(report) else "",
     ]
     return Verdict(tone, headline, tuple(note for note in notes if note))
 
@@ -105,11 +109,29 @@ def _headline(report: Report) -> tuple[Tone, str]:
 
 def _objection(report: Report) -> str:
     failed = sum(result.outcome is Outcome.FAILED for result in report.failures)
+    if report.incomplete:
+        return f"incomplete; so far it fails {some(failed, 'requirement')}" if failed else "incomplete: no verdict"
     if failed:
         return f"fails {some(failed, 'requirement')}"
     if report.failures:
         return f"not proven: {some(len(report.failures), 'requirement')} did not run"
     return f"no verdict: the run itself has {some(len(report.faults), 'fault')}"
+
+
+def hurried(report: Report) -> str:
+    """Say that requirements got less time because others hung; empty where they did not."""
+    short = patience(report.timeout, report.results)
+    if short == report.timeout:
+        return ""
+    return (
+        f"after {HANGS} requirements hung for {short:g} s or more, each had {short:g} s instead of {report.timeout:g} s"
+    )
+
+
+def tested(report: Report, name: str) -> str:
+    """Say how much is known of a flag or limit; empty where it is not claimed."""
+    count = coverage(report).get(name)
+    return "" if count is None else f"tested by {some(count, 'requirement')}" if count else UNTESTED
 
 
 def counted(report: Report) -> str:

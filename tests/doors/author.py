@@ -62,7 +62,7 @@ class Author:
 
     def kvbridge(self, *arguments: str | Path, timeout: float = 120) -> Done:
         """Run the command `kvbridge`."""
-        return self.run("kvbridge.cli.main", *arguments, timeout=timeout)
+        return self.run("kvbridge", *arguments, timeout=timeout)
 
     def pytest(self, *arguments: str, cwd: Path | None = None) -> Done:
         """Run pytest."""

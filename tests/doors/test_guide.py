@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shlex
+import shutil
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
@@ -17,7 +19,10 @@ from kvbridge.capabilities import Capabilities
 from kvbridge.cli.main import main
 from kvbridge.conformance.run import all_requirements
 from kvbridge.pytest_plugin import pytest_addoption
-from tests.doors.author import EXAMPLE, ROOT, TEMPLATES, texts
+from tests.doors.author import EXAMPLE, ROOT, TEMPLATES, Author, texts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GUIDE = (ROOT / "docs/writing-a-backend.md").read_text()
 PROJECTS = {folder / path: text for folder in (EXAMPLE, TEMPLATES / "store") for path, text in texts(folder).items()}
@@ -28,6 +33,29 @@ TOOLS = {"cd", "pip", "python", "twine"}
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
+
+
+def files() -> dict[str, str]:
+    """The files of the backend that the guide shows as a whole, by name."""
+    return dict(re.findall(r'^```python title="([^"]+)"\n(.*?)^```$', GUIDE, re.DOTALL | re.MULTILINE))
+
+
+def imports(code: str) -> tuple[dict[str, str], str]:
+    """The lines that a piece of code begins with and that import names, by name, and what comes after them."""
+    lines = code.splitlines(keepends=True)
+    count = next(n for n, line in enumerate(lines) if not re.match(r"import |from |\s*$", line))
+    return imported("".join(lines[:count])), "".join(lines[count:])
+
+
+def imported(code: str) -> dict[str, str]:
+    """What a piece of code imports, wherever in it: where each name is from."""
+    found: dict[str, str] = {}
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
 
 
 def commands() -> list[list[str]]:
@@ -72,14 +100,50 @@ def test_the_guide_has_code() -> None:
 
 @pytest.mark.parametrize("block", blocks("python") + blocks("toml") + blocks("yaml"), ids=lambda block: block[:40])
 def test_every_piece_of_code_is_a_piece_of_a_template(block: str) -> None:
-    """Word for word, but for how far all of it is indented: the templates are run by the suite."""
-    indented = ["\n" + textwrap.indent(block, " " * spaces) for spaces in (0, 4, 8)]
-    found = [path for path, text in PROJECTS.items() if any(piece in "\n" + text for piece in indented)]
-    assert found, f"no file of the templates has this:\n{block}"
+    """Word for word, but for its imports and how far all of it is indented: the templates are run by the suite."""
+    _, piece = imports(block)
+    assert templates_with(piece), f"no file of the templates has this:\n{piece}"
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block[:40])
+def test_every_piece_of_code_shows_its_imports(block: str) -> None:
+    """All that it uses, and nothing else, from where the template has it."""
+    shown, piece = imports(block)
+    used = {node.id for node in ast.walk(ast.parse(piece)) if isinstance(node, ast.Name)}
+    path = templates_with(piece)[0]
+    wanted = {name: where for name, where in imported(PROJECTS[path]).items() if name in used}
+    assert shown == wanted, path
+
+
+def templates_with(piece: str) -> list[Path]:
+    indented = ["\n" + textwrap.indent(piece, " " * spaces) for spaces in (0, 4, 8)]
+    return [path for path, text in PROJECTS.items() if any(one in "\n" + text for one in indented)]
+
+
+def test_the_backend_that_is_shown_as_a_whole_conforms(tmp_path: Path) -> None:
+    """As the guide says: two files of a new project replaced, four deleted."""
+    author = Author(tmp_path)
+    assert author.kvbridge("new-backend", "staged").returncode == 0
+    project = author.home / "kvbridge-staged"
+    code = project / "src/kvbridge_staged"
+    for name, text in files().items():
+        assert (code / name).exists()
+        (code / name).write_text(text)
+    for name in ("card.py", "moves.py", "server.py"):
+        assert f"`{name}`" in GUIDE
+        (code / name).unlink()
+    shutil.rmtree(project / "tests")
+    author.install(project)
+    wanted = ["backend", "pipe/05", "pipe/10", "buffer/1", "buffer/32", "fault/20", "fault/22", "fault/25", "fault/30"]
+    done = author.kvbridge("conformance", "staged", *wanted, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "buffer/12-detached" in done.stdout
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_every_command_exists_with_its_options(words: list[str]) -> None:
+    if words[:3] == ["python", "-m", "pytest"]:
+        words = words[2:]
     program, *rest = words
     options = {word.partition("=")[0] for word in rest if word.startswith("--")}
     if program == "pytest":

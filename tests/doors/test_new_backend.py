@@ -90,7 +90,7 @@ def test_it_says_what_it_wrote_and_what_to_type_next(tmp_path: Path, monkeypatch
     assert [line.strip() for line in said[-3:]] == [
         "cd kvbridge-my-thing",
         "pip install -e '.[dev]'",
-        "pytest --kvbridge-backend=my_thing",
+        "python -m pytest --kvbridge-backend=my_thing",
     ]
 
 

@@ -37,6 +37,10 @@ def report():
 def passed(id_):
     say(start=id_)
     say(result=dict(id=id_, level="MUST", sentence="s", outcome="passed"))
+
+def failed(id_, seconds):
+    say(start=id_)
+    say(result=dict(id=id_, level="MUST", sentence="s", outcome="failed", seconds=seconds))
 """
 
 
@@ -45,14 +49,16 @@ def parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], R
     """Run the parent with children that do what some lines say."""
     monkeypatch.setenv("COUNT_FILE", str(tmp_path / "count"))
 
-    def go(lines: str, waivers: str = "", told: list[Result] | None = None) -> Report:
+    def go(lines: str, waivers: str = "", told: list[Result] | None = None, maxfail: int = 0) -> Report:
         for name in ("START", "END"):
             monkeypatch.setattr(run, name, 0.5 if "time.sleep(100)" in lines else 60.0)
         script = tmp_path / "child.py"
         script.write_text(CHILD + lines)
         monkeypatch.setattr(child, "_PYTEST", [sys.executable, "-S", "-E", str(script)])
         (tmp_path / "waivers").write_text(waivers)
-        config = SuiteConfig("cpu", {}, prefixes=("backend/0",), timeout=60, waivers=tmp_path / "waivers")
+        config = SuiteConfig(
+            "cpu", {}, prefixes=("backend/0",), timeout=60, waivers=tmp_path / "waivers", maxfail=maxfail
+        )
         return run.run(config, told=([] if told is None else told).append)
 
     return go
@@ -142,7 +148,7 @@ os.abort()
     outcomes = [result.outcome for result in report.results]
     assert outcomes == [Outcome.PASSED, Outcome.FAILED] + [Outcome.NOT_RUN] * 7
     assert len(report.faults) == 1
-    assert report.faults[0].startswith("it could not go on: ")
+    assert report.faults[0].startswith("incomplete: it could not go on: ")
     assert "the port is taken" in report.faults[0]
     assert report.exit_code == 1
 
@@ -178,6 +184,39 @@ def test_a_bad_end_after_the_last_test_is_said(parent: Any, end: str) -> None:
 def test_what_a_child_says_is_wrong_with_the_run_counts(parent: Any) -> None:
     report = parent("report()\nfor id_ in ids: passed(id_)\nsay(fault='the server did not stop')")
     assert report.faults == ("the server did not stop",)
+
+
+def test_enough_failures_end_the_run_crashes_included(parent: Any, tmp_path: Path) -> None:
+    report = parent(
+        """
+report()
+failed(ids[0], 1)
+say(start=ids[1])
+os.abort()
+""",
+        maxfail=2,
+    )
+    assert len((tmp_path / "count").read_text()) == 1
+    assert [result.outcome for result in report.results] == [Outcome.FAILED] * 2 + [Outcome.NOT_RUN] * 7
+    assert report.faults == ("incomplete: it ended after 2 failures, as --maxfail says",)
+    assert report.incomplete
+
+
+def test_a_child_after_three_hangs_is_given_less_time_for_each_requirement(parent: Any) -> None:
+    report = parent(
+        """
+report()
+timeout = next(value for name, _, value in given if name == "--kvbridge-timeout")
+say(fault=f"{timeout} s")
+if NUMBER == 0:
+    for id_ in ids[:3]: failed(id_, 60)
+    os.abort()
+for id_ in ids: passed(id_)
+"""
+    )
+    assert [fault for fault in report.faults if fault.endswith(" s")] == ["60 s", "15.0 s"]
+    assert len(report.results) == 9
+    assert not report.incomplete
 
 
 def test_processes_of_a_child_end_with_it(parent: Any, tmp_path: Path) -> None:

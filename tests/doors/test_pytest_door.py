@@ -99,8 +99,8 @@ def test_a_failing_test_of_the_project_fails_the_run_and_requirements_are_still_
     done = ran["first"]
     assert done.code == 1, done.said
     assert done.line("not run: ") == "not run: backend/02-names (the run ended before it)"
-    assert "wrong with this run: it ended before 1 of 1 requirements" in done.out
-    assert done.line("cpu: ") == "cpu: no verdict: the run itself has 1 fault"
+    assert "wrong with this run: incomplete: it ended before 1 of 1 requirements" in done.out
+    assert done.line("cpu: ") == "cpu: incomplete: no verdict"
     assert read_report(project / "r.json").exit_code == 1
 
 
@@ -156,12 +156,31 @@ def test_failures_hangs_and_attempts_to_skip_are_failures(doors: Doors, tmp_path
         folder=tmp_path,
     )
     assert done.code == 1, done.said
-    failed = [line.split(":")[1].strip() for line in done.out.splitlines() if line.startswith("failed: ")]
-    assert failed == ["backend/01-made", "backend/07-card", "backend/08-accepts-its-like", "backend/10-close"]
+    failed = [line.split()[1] for line in done.out.splitlines() if line.startswith("FAILED ")]
+    ids = ["backend/01-made", "backend/07-card", "backend/08-accepts-its-like", "backend/10-close"]
+    assert failed == [f"::{id_}" for id_ in ids]
+    assert "MUST: A card is bytes, at most 64 KiB, " in done.out, "the sentence"
+    assert "failed: " not in done.out, "pytest has said it"
     assert done.line("waived: ") == "waived: backend/05-flags-known: known (found: ZeroDivisionError: division by zero)"
     assert "5 passed" in done.out
     assert "4 failed" in done.out
     assert "1 xfailed" in done.out
+
+
+def test_after_three_hangs_the_others_get_less_time_and_nothing_is_left(doors: Doors, tmp_path: Path) -> None:
+    doors.site.write("impatient", "from kvbridge.conformance import patience\npatience.SHORTEST = 0.2\n")
+    (tmp_path / "tmp").mkdir()
+    select = [f"--kvbridge-select={id_}" for id_ in ("backend/01", "backend/05", "backend/07", "buffer/01")]
+    options = f"--kvbridge-options={acts({'init@backend': 'hang', 'hold@peer': 'hang'})}"
+    args = [ODD, *select, options, "--kvbridge-timeout=1", "--kvbridge-json=r.json", "-p", "impatient"]
+    done = doors.pytest(*args, folder=tmp_path, TMPDIR=str(tmp_path / "tmp"))
+    assert done.code == 1, done.said
+    report = read_report(tmp_path / "r.json")
+    assert [result.reason.split(";")[0].split()[-2] for result in report.results] == ["1", "1", "1", "0.25"]
+    assert done.line("deadline: ") == (
+        "deadline: after 3 requirements hung for 0.25 s or more, each had 0.25 s instead of 1 s"
+    )
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
@@ -183,9 +202,11 @@ def test_wrong_usage_is_said_in_words(doors: Doors) -> None:
 
 
 def test_a_backend_that_is_not_available_has_an_exit_code_of_its_own(doors: Doors) -> None:
-    ran = doors.all({rig: partial(doors.pytest, ODD, ODD_RIG=rig) for rig in ("unavailable", "zero")})
+    rigs = ("unavailable", "zero")
+    ran = doors.all({rig: partial(doors.pytest, ODD, f"--kvbridge-json={rig}.json", ODD_RIG=rig) for rig in rigs})
     done = ran["unavailable"]
     assert done.code == 3, done.said
+    assert all(read_report(doors.folder / f"{rig}.json").incomplete for rig in rigs)
     assert "the backend 'odd' is not available here: the metadata server is not installed" in done.said
     assert ran["zero"].code == 1, ran["zero"].said
     assert "the backend's rig raised ZeroDivisionError in its start" in ran["zero"].said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -12,6 +13,7 @@ import pytest
 from kvbridge.capabilities import Capabilities
 from kvbridge.conformance import CONTRACT
 from kvbridge.conformance.junit import write_junit
+from kvbridge.conformance.page import write_page
 from kvbridge.conformance.results import Outcome, read_report, write_reports
 from kvbridge.conformance.run import all_requirements
 from kvbridge.conformance.summary import lines
@@ -74,6 +76,22 @@ def test_junit_counts_what_counts_and_takes_any_text(tmp_path: Path, *, strict: 
     assert "<script>alert(1)</script>" in "".join(suite.itertext()), "as text"
 
 
+def test_what_is_claimed_and_not_tested_is_said_in_every_form(tmp_path: Path) -> None:
+    found = failing()
+    about = sum("pages" in result.needs for result in found.results)
+    assert "claimed, not tested here: takes, tombstones, cross_host, max_value_bytes" in lines(found)
+    write_reports(tmp_path / "r.json", [found])
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert (written["coverage"]["pages"], written["coverage"]["cross_host"]) == (about, 0)
+    assert written["claimed_not_tested"] == ["takes", "tombstones", "cross_host", "max_value_bytes"]
+    assert read_report(tmp_path / "r.json") == found
+    write_page(tmp_path / "r.html", [found])
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("yes <small>claimed, not tested here</small>") == 3
+    assert f"yes <small>tested by {about} requirements</small>" in page
+    assert "Claimed, not tested here: takes, tombstones, cross_host, max_value_bytes." in page
+
+
 def test_two_runs_are_compared(doors: Doors, passed: Path) -> None:
     same = doors.kvbridge("compare", "cpu.json", "cpu.json", "--html", "both.html")
     assert same.code == 0, same.said
@@ -106,11 +124,14 @@ def test_the_contract_is_listed_and_a_part_of_it(doors: Doors) -> None:
     assert [done.code for done in ran.values()] == [0, 0, 2]
     listed = ran["all"].out.splitlines()
     assert listed[0] == f"contract {CONTRACT}, {len(known)} requirements"
-    assert {line.split()[0] for line in listed[1::2]} == {requirement.id for requirement in known}
-    assert {line.strip() for line in listed[2::2]} == {requirement.sentence for requirement in known}
+    assert {line.split()[0] for line in listed[1:-2:2]} == {requirement.id for requirement in known}
+    assert {line.strip() for line in listed[2:-2:2]} == {requirement.sentence for requirement in known}
+    processes = sum(requirement.processes for requirement in known)
+    assert f", cross_process {processes}" in listed[-2]
+    assert listed[-1] == "tested by none of them: cross_host"
 
     chosen = [requirement.id for requirement in known if requirement.selected(("pipe/01", "perf/"))]
-    assert [line.split()[0] for line in ran["part"].out.splitlines()[1::2]] == chosen
+    assert [line.split()[0] for line in ran["part"].out.splitlines()[1:-2:2]] == chosen
     assert "no requirement's id starts with pipe/99" in ran["none"].err
 
 

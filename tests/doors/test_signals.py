@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvbridge.conformance.results import Outcome, read_report
 from tests.doors.running import DEADLINE, acts, suite
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_ends_the_child_its_peers_and_its_files(doors: Doors, number: signal.Signals, tmp_path: Path) -> None:
     options = acts({"hold@peer": "hold" if number == signal.SIGTERM else "hang"})
-    process = doors.start(suite("odd", "buffer/01", "--options", options), TMPDIR=str(tmp_path))
+    files = ["--json", "ended.json", "--junit", "ended.xml", "--html", "ended.html"]
+    command = suite("odd", "backend/02", "buffer/01", "buffer/02", "--options", options, *files)
+    process = doors.start(command, TMPDIR=str(tmp_path))
     until(lambda: sum("conformance.peers" in command for command in of(doors).values()) == 2, lambda: f"{of(doors)}")
     assert len(of(doors)) == 4, "the command, the child, two peers"
     os.kill(process.pid, number)
@@ -62,3 +65,11 @@ def test_a_signal_ends_the_child_its_peers_and_its_files(doors: Doors, number: s
     assert "Traceback" not in err
     until(lambda: not of(doors), lambda: f"left behind: {of(doors)}")
     assert list(tmp_path.iterdir()) == []
+
+    why = f"incomplete: {number.name} ended it while buffer/01-value was running"
+    report = read_report(doors.folder / "ended.json")
+    assert (report.incomplete, report.faults) == (True, (why,))
+    assert [result.outcome for result in report.results] == [Outcome.PASSED, Outcome.NOT_RUN, Outcome.NOT_RUN]
+    for file in ("ended.xml", "ended.html"):
+        assert why in (doors.folder / file).read_text()
+    assert "odd: incomplete: no verdict" in out

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvbridge.conformance.configuration import SuiteConfig, read_waivers
+from kvbridge.conformance.results import Outcome, read_report
 from kvbridge.conformance.setting import BrokenError, Setting
 from kvbridge.errors import ConfigError
 from tests.doors.running import acts
@@ -54,6 +55,12 @@ ENDS: dict[str, tuple[list[str], str, int, str]] = {
         "the backend 'odd' is not available here: this machine has no fabric",
     ),
     "a rig that cannot work here": (["odd", "backend/0"], "unavailable", UNAVAILABLE, "server is not installed"),
+    "a backend that cannot be imported": (
+        ["broken", "backend/0"],
+        "",
+        UNAVAILABLE,
+        "'broken' of broken-dist 1.0 (broken:Broken) cannot be imported: ModuleNotFoundError: No module named 'no_such",
+    ),
     "a rig that crashes": (["odd"], "abort", FAILED, "before its first requirement the process was ended by SIGABRT"),
     "a rig that does not stop": (["odd", "backend/02"], "stop", FAILED, "rig raised ValueError in its stop: no such"),
     "a backend that crashes where it is made": (
@@ -65,14 +72,21 @@ ENDS: dict[str, tuple[list[str], str, int, str]] = {
 }
 """Arguments, what the rig does, exit code, what is said."""
 
+FORMS = ("json", "junit", "html")
+
 
 @pytest.fixture(scope="module")
 def ran(doors: Doors) -> dict[str, Done]:
     """Run all the commands of this module."""
     doors.site.install("first", "double", "odd:OddBackend")
     doors.site.install("second", "double", "odd:OddBackend")
+    doors.site.write("broken", "import no_such_library\n")
+    doors.site.install("broken-dist", "broken", "broken:Broken")
+    doors.site.install("broken-rig", "broken", "broken:BrokenRig", group="kvbridge.rigs")
     runs = {what: partial(doors.kvbridge, *arguments) for what, (arguments, _) in WRONG.items()}
-    runs |= {what: partial(doors.kvbridge, *arguments, ODD_RIG=rig) for what, (arguments, rig, _, _) in ENDS.items()}
+    for what, (arguments, rig, _, _) in ENDS.items():
+        files = [f"--{kind}={what}.{kind}" for kind in FORMS]
+        runs[what] = partial(doors.kvbridge, *arguments, *files, ODD_RIG=rig)
     return doors.all(runs)
 
 
@@ -90,6 +104,18 @@ def test_unavailable_is_told_from_broken(ran: dict[str, Done], what: str) -> Non
     assert ran[what].code == code, ran[what].said
     assert said in ran[what].said
     assert "conforms" not in ran[what].said
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_the_reports_of_a_run_that_could_not_begin_say_why(doors: Doors, ran: dict[str, Done], what: str) -> None:
+    report = read_report(doors.folder / f"{what}.json")
+    assert report.exit_code == FAILED
+    assert all((doors.folder / f"{what}.{kind}").exists() for kind in FORMS)
+    if what == "a rig that does not stop":
+        return
+    assert report.incomplete
+    assert {result.outcome for result in report.results} == {Outcome.NOT_RUN}
+    assert ENDS[what][3] in report.faults[0]
 
 
 @pytest.mark.parametrize("what", WAIVERS)

@@ -13,7 +13,10 @@ from tests.doors.running import acts
 if TYPE_CHECKING:
     from tests.doors.running import Done, Doors
 
-SUMMARY = ("core requirements run: ", "claimed requirements run: ", "not claimed: ", "waived: ", "not run: ")
+SUMMARY = (
+    *("core requirements run: ", "claimed requirements run: ", "claimed, not tested here: "),
+    *("not claimed: ", "waived: ", "not run: "),
+)
 """How the lines start that are always there."""
 
 FAR = [
@@ -37,6 +40,15 @@ RUNS = {
         *("backend/02", "backend/05", "backend/06", "fault/01", "--waivers", "bad.txt"),
         *("--options", acts(claims={"buffer": False, "shared": True}, extra=True)),
     ],
+    "maxfail": [
+        "backend/02",
+        "backend/05",
+        "backend/06",
+        "--maxfail",
+        "1",
+        "--options",
+        acts({"init@backend/05": "zero"}),
+    ],
     "lenient": FAR,
     "strict": [*FAR, "--strict"],
 }
@@ -59,7 +71,10 @@ def test_a_waived_failure_is_shown_with_its_reason_and_does_not_count(doors: Doo
     assert report.results[0].outcome is Outcome.WAIVED
     assert "ZeroDivisionError" in report.results[0].details
     assert done.line("core requirements") == "core requirements run: 1, passed: 0"
-    assert "not claimed: backend/23-refuses-cuda (about a backend that does not claim cuda)" in done.out
+    refusals = "2 requirements, backend/20-refuses-pipe to backend/23-refuses-cuda (about backends without cuda, pipe)"
+    assert done.line("does not apply: ") == f"does not apply: {refusals}"
+    assert done.line("not claimed: ") == "not claimed: nothing"
+    assert done.line("claimed, not tested here: ").endswith("cross_process, detaches, max_value_bytes, capacity_bytes")
 
 
 def test_a_waiver_that_is_wrong_is_a_failure_and_says_so(ran: dict[str, Done]) -> None:
@@ -71,12 +86,20 @@ def test_a_waiver_that_is_wrong_is_a_failure_and_says_so(ran: dict[str, Done]) -
 
 def test_flags_that_are_unknown_or_disagree_are_failures_by_name(ran: dict[str, Done]) -> None:
     done = ran["wrong"]
-    assert done.line("failed: backend/05") == (
-        "failed: backend/05-flags-known: found Extended with ['telepathy'], expected Capabilities itself"
-    )
+    said = "failed: backend/05-flags-known: found Extended with ['telepathy'], expected Capabilities itself\n"
+    assert f"{said}    MUST: Capabilities are of the contract's own type: " in done.out
+    assert done.said.count("found Extended with ['telepathy']") == 1
     assert done.line("failed: backend/06").startswith("failed: backend/06-flags-agree: a transport's buffers are the")
-    assert done.line("not claimed: ") == "not claimed: fault/01-waiting-for-the-dead (not claimed: buffer)"
+    assert done.line("not claimed: ") == "not claimed: buffer (fault/01-waiting-for-the-dead)"
     assert done.line("odd: ") == "odd: fails 2 requirements"
+
+
+def test_the_first_failure_may_end_the_run(ran: dict[str, Done]) -> None:
+    done = ran["maxfail"]
+    assert done.code == 1, done.said
+    assert done.line("not run: ") == "not run: backend/06-flags-agree (the run ended before it)"
+    assert done.line("wrong with ") == "wrong with this run: incomplete: it ended after 1 failure, as --maxfail says"
+    assert done.line("odd: ") == "odd: incomplete; so far it fails 1 requirement"
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
+import sys
 import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from kvbridge.abc import Key
 from kvbridge.conformance.node import Node
@@ -79,6 +83,24 @@ class LoadNode(Node):
         self.endpoint.call_soon(lose)
         self.flush()
 
+    def invite(self, nbytes: int, *, nowhere: bool = False) -> tuple[bytes, bytes]:
+        """Return the card, and the place of a destination; or of one that is mapped no more."""
+        memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
+        found = self.nixl.main.memory.lend(np.frombuffer(memory, dtype=np.uint8, count=nbytes))
+        if nowhere:
+            unmap = ctypes.CDLL(None).munmap
+            assert unmap(ctypes.c_void_p(found.table.rows[0, 0].item()), ctypes.c_size_t(len(memory))) == 0
+        self._invited = memory, found
+        return self.nixl.card(), found.place()
+
+    def progress(self) -> None:
+        """Let the library do its part."""
+        self.nixl.main.progress()
+
+    def still(self) -> bool:
+        """Whether everything of the library has gone with the backend."""
+        return self.nixl.main.still and not self.nixl.movers.living()
+
     def met(self) -> int:
         """Number of peers that the agents know that begin transfers."""
         return sum(len(agent._peers) for agent in self.nixl.movers.living())
@@ -109,26 +131,44 @@ class Used(msgspec.Struct, frozen=True):
     Attributes:
         descriptors: Open files, without those by which ZeroMQ wakes its sockets: a link that is kept keeps two.
         tasks: Threads, native ones included.
-        resident: Bytes in memory.
+        heap: Bytes that C and C++ hold. Not what is resident: that is as large as it ever had to be.
+        blocks: Pieces of memory that Python holds.
     """
 
     descriptors: int
     tasks: int
-    resident: int
+    heap: int
+    blocks: int
 
-    def more_than(self, before: Used) -> tuple[int, int, float]:
-        """Return how many descriptors, threads and MiB there are more."""
-        mib = (self.resident - before.resident) / (1 << 20)
-        return self.descriptors - before.descriptors, self.tasks - before.tasks, round(mib, 1)
+    def more_than(self, before: Used) -> Used:
+        """Return how much more of each there is."""
+        return Used(*(getattr(self, name) - getattr(before, name) for name in self.__struct_fields__))
+
+
+class _MallInfo(ctypes.Structure):
+    """What glibc's `mallinfo2` returns."""
+
+    _fields_ = (
+        ("_before", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),
+        ("_between", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),
+        ("_after", ctypes.c_size_t * 2),
+    )
+
+
+_mallinfo = ctypes.CDLL(None).mallinfo2
+_mallinfo.restype = _MallInfo
 
 
 def used() -> Used:
     """Look at this process, after what is garbage has gone: sockets are closed by threads of their own."""
     gc.collect()
     time.sleep(SETTLES)
-    found = resources(collect=False)
+    gc.collect()
+    found, heap = resources(collect=False), _mallinfo()
     events = sum(_target(path) == "anon_inode:[eventfd]" for path in Path("/proc/self/fd").iterdir())
-    return Used(found.descriptors - events, found.tasks, found.resident)
+    return Used(found.descriptors - events, found.tasks, heap.uordblks + heap.hblkhd, sys.getallocatedblocks())
 
 
 def _target(path: Path) -> str:

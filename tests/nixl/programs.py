@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ class Pair:
 
     def __init__(self, options: dict[str, Any], **settings: Any) -> None:
         self.here = Node("nixl", options, name="here", **settings)
-        self.there = RemoteNode(Host(), "nixl", options, {"name": "there"})
+        self.there = RemoteNode(Host(tempfile.mkdtemp()), "nixl", options, {"name": "there"})
         self._turns = 0
         kept.append(self)
         self.works()
@@ -191,10 +192,10 @@ def forks_before(options: dict[str, Any]) -> None:
 def fork_under_load(options: dict[str, Any]) -> None:
     """Fork while the endpoint's thread is in the library, again and again: a child may find its locks held."""
     pair = Pair(options)
-    for turn in range(10):
+    for turn in range(6):
         pair.here.begin_insert(f"l{turn}", f"l{turn}", LARGE)
         pair.there.begin("l", "drop_select", Key(f"l{turn}", *pair.here.where()), LARGE)
-        time.sleep(0.001 * turn)
+        time.sleep(0.002 * turn)
         assert _fork(lambda: None) == 0
         pair.there.end("l")
     pair.close()
@@ -216,7 +217,7 @@ def closes_fully(options: dict[str, Any]) -> None:
     kept.append(node)
     node.close()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(5):
+    for _ in range(2):
         pair = Pair(options)
         pair.close()
     eventually(

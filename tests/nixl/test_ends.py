@@ -57,6 +57,13 @@ def test_a_process_that_ends_normally_has_exit_code_0(name: str, options: dict[s
     assert code == 0, said[-3000:]
 
 
+def test_the_library_speaks_on_standard_error_however_much_it_says() -> None:
+    code, said = _run("closed", {}, UCX_LOG_LEVEL="info", NIXL_LOG_LEVEL="INFO")
+    assert code == 0, said[-3000:]
+    assert "UCX  INFO" in said
+    assert "NIXL INFO" in said
+
+
 def test_an_exception_has_exit_code_1() -> None:
     code, said = _run("exception", {})
     assert code == 1, said[-3000:]

@@ -74,3 +74,24 @@ def test_memory_comes_back_by_force_from_a_consumer_that_hangs(peer: Callable[..
     _works(producer, other, "both")
     assert producer.agents() == after
     print(f"{kind}: the source was free {took:.1f} s after its consumer had stopped")
+
+
+def test_closing_does_not_wait_for_a_consumer_that_hangs(peer: Callable[..., Early]) -> None:
+    producer = peer(TCP, name="producer", faults={"write": [("pause", 1)]})
+    hung = peer(TCP, name="hung").ready()
+    producer.ready()
+    home = producer.where()
+    producer.begin_insert("k", "k", LARGE)
+    hung.begin("k", "drop_select", Key("k", *home), LARGE)
+    producer.await_paused("write")
+    hung.host.stop()
+    producer.resume("write")
+    time.sleep(0.3)
+    assert producer.close() < SOON
+    assert producer.still()
+    producer.host.end()
+    hung.host.go_on()
+    assert hung.await_over("k", SOON)
+    hung.mark("k")
+    _works(peer(TCP, name="after").ready(), hung, "after")
+    assert hung.whole("k")

@@ -121,6 +121,8 @@ def test_noise_is_no_place(noise: bytes) -> None:
     ("place", "expected"),
     [
         (_place(agent="b" * 32), "names the agent"),
+        (msgspec.structs.replace(_place(), metadata=b"mete"), "changed on their way"),
+        (msgspec.structs.replace(_place(), digest=bytes(16)), "changed on their way"),
         (_place(rows=[(4096, 512, 0, 512, 0)]), "0 blocks"),
         (_place(which=(1,)), "a row"),
         (_place(ids=((0,), (b"i123",))), "cut"),

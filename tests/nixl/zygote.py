@@ -17,7 +17,7 @@ import tempfile
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvbridge.conformance import peers
 from kvbridge.conformance.checks import RequirementError, eventually
@@ -27,11 +27,14 @@ END = 10.0
 CHUNK = 1 << 20
 """Bytes of a chunk in what it forks: a transfer has several chunks although it is quick."""
 
+VALID = 3.0
+"""Seconds for which an offer stands in what it forks; what is known of one is kept for so long."""
+
 
 class ForkedHost(peers.Host):
     """A forked interpreter that holds one node at a time."""
 
-    def __init__(self, pipe: Connection[Any, Any], pid: int, log: Path) -> None:  # not that of `Host`: it would spawn
+    def __init__(self, pipe: Connection[Any, Any], pid: int, log: IO[bytes]) -> None:  # that of `Host` would spawn
         self._pipe = pipe
         self._log = log
         self.pid = pid
@@ -43,7 +46,7 @@ class ForkedHost(peers.Host):
         return Path(f"/proc/{self.pid}").exists()
 
     def _last_words(self) -> str:
-        return " | ".join(self._log.read_text(errors="replace").strip().splitlines()[-3:]) or "nothing was said"
+        return _last_words(self._log)
 
     def kill(self) -> None:
         self.broken = True
@@ -95,7 +98,7 @@ class Zygote:
     def __init__(self) -> None:
         self._asking = threading.Lock()
         self._socket, theirs = socket.socketpair()
-        self._log = tempfile.NamedTemporaryFile(prefix="kvbridge-zygote-", suffix=".log")  # noqa: SIM115 - kept
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - kept
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.nixl.zygote", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -113,8 +116,8 @@ class Zygote:
             socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
             answer = self._socket.recv(8)
         theirs.close()
-        assert answer, f"the zygote has died: {Path(self._log.name).read_text()[-2000:]}"
-        return ForkedHost(Connection(mine.detach()), struct.unpack("q", answer)[0], Path(self._log.name))
+        assert answer, f"the zygote has died: {_last_words(self._log)}"
+        return ForkedHost(Connection(mine.detach()), struct.unpack("q", answer)[0], self._log)
 
     def close(self) -> None:
         """End it."""
@@ -123,8 +126,14 @@ class Zygote:
         self._log.close()
 
 
+def _last_words(log: IO[bytes]) -> str:
+    said = os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
+    return " | ".join(said.strip().splitlines()[-3:]) or "nothing was said"
+
+
 def _warm() -> None:
     """Load what takes a while: the library, and its plugin with UCX, under the environment that it is to have."""
+    from kvbridge.buffers import producer
     from kvbridge_nixl import transfer
     from kvbridge_nixl.library import DEFAULTS, has_rdma
 
@@ -136,6 +145,7 @@ def _warm() -> None:
     plugins = Path(_bindings.__file__).parents[1] / ".nixl_cu12.mesonpy.libs" / "plugins"
     ctypes.CDLL(str(plugins / "libplugin_UCX.so"))
     transfer.CHUNK_BYTES = CHUNK
+    producer.VALID = VALID
     peers.Node = load.LoadNode
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
 from kvbridge.bench import transfer
+from kvbridge.capabilities import Capabilities
+from kvbridge.cli import backends
 from kvbridge.cli.main import main
 
 if TYPE_CHECKING:
@@ -42,10 +47,34 @@ def test_backends_can_be_listed_without_a_probe() -> None:
     assert "not probed" in result.output
 
 
+def test_the_table_of_backends_can_be_read_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    claimed = msgspec.to_builtins(Capabilities.of_transport(mover="producer", cuda=True, cross_host=True))
+    row = {"name": "rdma", "available": True, "distribution": "kvbridge-rdma", "version": "10.11.12"}
+    backends._table([{**row, "reason": "the library answers, " * 9, "capabilities": claimed}])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert "kvbridge-rdma 10.11.12 " in said
+    assert {*claimed} & set(re.findall(r"\w+", said)) >= {name for name, value in claimed.items() if value is True}
+
+
+@pytest.mark.parametrize("raw", [{}, {"raw_seconds_median": 0.1, "of_raw": 1.0, "added_seconds": 0.0}])
+def test_the_legend_of_the_benchmark_explains_the_columns_that_are_there(raw: dict[str, float]) -> None:
+    figures = dict.fromkeys(
+        ("seconds_median", "seconds_min", "seconds_max", "gb_per_s", "memcpy_gb_per_s", "ratio"), 1.0
+    )
+    console = Console(record=True, width=200, file=io.StringIO())
+    transfer._table([{"layout": "contiguous", "bytes": 1, **figures, **raw}], "cpu", 9, console)
+    assert ("raw:" in console.export_text()) is bool(raw)
+
+
 def test_two_configurations_that_fit_together() -> None:
     result = run("check", config("kv_producer"), config("kv_consumer"))
     assert result.exit_code == 0
     assert "fit together" in result.output
+    assert "  configuration 2: kv_consumer, backend cpu, default options\n" in result.output
 
 
 def test_a_configuration_may_be_a_file(tmp_path: Path) -> None:

@@ -138,15 +138,18 @@ def capabilities(reports: Sequence[Report], names: Sequence[str]) -> Html:
     rows = []
     for name in wording.capability_names(reports):
         said = [wording.capability(report.capabilities, name) for report in reports]
-        rows.append((el("code", name), MEANINGS.get(name), [_flag(text) for text in said], len(set(said)) > 1))
-    caption = "What each claims. What it claims, the suite tests; what it does not claim, it refuses"
+        known = [wording.tested(report, name) for report in reports]
+        cells = [_flag(*pair) for pair in zip(said, known, strict=True)]
+        rows.append((el("code", name), MEANINGS.get(name), cells, len(set(said)) > 1))
+    caption = "What each claims, and how much of that was tested. What it does not claim, it refuses"
     return section("capabilities", "Capabilities", table(caption, names, rows))
 
 
-def _flag(text: str) -> Html:
+def _flag(text: str, tested: str) -> Html:
     symbol = {"yes": SYMBOLS[Outcome.PASSED], "no": SYMBOLS[Outcome.UNCLAIMED]}.get(text)
     mark = el("span", symbol, class_="mark", aria_hidden="true") if symbol else None
-    return el("td", mark, " " if mark else None, text, class_=f"flag-{text}" if symbol else None)
+    proof = [" ", el("small", tested)] if tested else None
+    return el("td", mark, " " if mark else None, text, proof, class_=f"flag-{text}" if symbol else None)
 
 
 def runs(reports: Sequence[Report], names: Sequence[str]) -> Html:
