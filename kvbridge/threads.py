@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvbridge.errors import KVBridgeError
+from kvbridge.abc.backend import MoveState
+from kvbridge.abc.store import Task
+from kvbridge.errors import ClosedError, KVBridgeError
+from kvbridge.transfer import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,6 +78,129 @@ class Loop:
         if not self.current:
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+
+class Pool:
+    """A few threads for calls that block, such as those of a library that waits for its server.
+
+    Any thread may call any method. A call that has begun cannot be stopped: give the library a deadline of its own.
+
+    Args:
+        name: The threads' name; `kvbridge-` comes before it, a number after it.
+        size: How many calls run at one time. The others wait for their turn, in order.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._changed = threading.Condition()
+        self._waiting: deque[_Call[Any]] = deque()
+        self._threads: list[Loop] = []
+        self._idle = 0
+        self._closed = False
+
+    def run(self, call: Callable[[], T]) -> Task[T]:
+        """Run a call on one of the threads, which are started when they are needed.
+
+        Args:
+            call: What to run. It must not call into kvbridge.
+
+        Returns:
+            A task whose `step` returns WAIT until the call has ended, then DONE, or raises what the call raised; its
+            `result` is what the call returned. An `abort` drops a call that has not begun, and `step` then raises
+            `CancelledError`. One that has begun goes on to its end, and ends as if nothing had been asked.
+
+        Raises:
+            ClosedError: The pool is closed.
+        """
+        task = _Call(call, self._drop, f"a call on {self._name!r}")
+        with self._changed:
+            if self._closed:
+                raise ClosedError(f"the threads of {self._name!r} were stopped")
+            if len(self._waiting) >= self._idle and len(self._threads) < self._size:
+                self._threads.append(Loop(f"{self._name}-{len(self._threads)}", self._step, self._wake))
+            self._waiting.append(task)  # last: no call is made of which its caller heard an error
+            self._changed.notify()
+        return task
+
+    def close(self, timeout: float) -> bool:
+        """Drop the calls that have not begun, and wait for the others, `timeout` seconds at most. Idempotent.
+
+        Returns:
+            Whether all have ended. A thread whose call goes on is left behind; it ends with its call.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            self._closed = True
+            dropped, threads = list(self._waiting), list(self._threads)
+        for task in dropped:
+            self._drop(task)
+        for thread in threads:  # all are told before one is waited for
+            thread.stop(0)
+        return all(thread.stop(max(0.0, deadline - time.monotonic())) for thread in threads)
+
+    def _step(self) -> None:
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            self._idle -= 1
+            task = self._waiting.popleft() if self._waiting else None
+        if task is not None:
+            task.run()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _drop(self, task: _Call[Any]) -> None:
+        with self._changed:
+            if task not in self._waiting:
+                return
+            self._waiting.remove(task)
+        task.drop()
+
+
+class _Call(Task[T]):
+    """A call on a thread of a pool."""
+
+    def __init__(self, call: Callable[[], T], drop: Callable[[_Call[Any]], None], what: str) -> None:
+        self._call: Callable[[], T] | None = call
+        self._drop = drop
+        self._what = what
+        self._error: Exception | None = None
+        self._ended = threading.Event()
+
+    def step(self) -> MoveState:
+        """Look whether the call has ended."""
+        if not self._ended.is_set():
+            return MoveState.WAIT
+        if self._error is not None:
+            raise self._error
+        return MoveState.DONE
+
+    def abort(self) -> None:
+        """Drop the call if it has not begun."""
+        self._drop(self)
+
+    def run(self) -> None:
+        """Make the call. For the pool's thread."""
+        call, self._call = self._call, None
+        try:
+            if call is not None:
+                self.result = call()
+        except Exception as error:  # it belongs to the caller
+            self._error = error
+        except BaseException as error:  # such as SystemExit: it would end the caller's thread
+            self._error = KVBridgeError(f"{self._what} ended with {error!r}")
+            self._error.__cause__ = error
+        del call  # with what it holds of the caller's, before he hears of the end
+        self._ended.set()
+
+    def drop(self) -> None:
+        """End without a call. For the pool."""
+        self._call = None
+        self._error = cancelled(self._what)
+        self._ended.set()
 
 
 def call_within(name: str, call: Callable[[], T], seconds: float) -> tuple[bool, T | None]:

@@ -83,7 +83,7 @@ def plain_copy(nbytes: int) -> float:
 
 def speed(backend: str, device: str) -> list[dict[str, Any]]:
     """Hand pages over between two processes."""
-    host = Host()
+    host = Host(tempfile.mkdtemp(prefix="kvbridge-"))
     producer = Node(backend, {}, name="producer")
     try:
         consumer = RemoteNode(host, backend, {}, {"name": "consumer"})

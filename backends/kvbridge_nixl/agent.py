@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvbridge.memory import Region
+    from kvbridge.memory.places import Place
     from kvbridge_nixl.card import Card
     from kvbridge_nixl.options import NixlOptions
-    from kvbridge_nixl.places import Place
     from kvbridge_nixl.transfer import Transfer
 
 logger = logging.getLogger(__name__)

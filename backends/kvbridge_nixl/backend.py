@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvbridge.abc import Held, Landing, Transport
 from kvbridge.capabilities import Capabilities, Probe
+from kvbridge.cards import host_identity
 from kvbridge.errors import BackendUnavailableError, KVBridgeError
 from kvbridge.threads import Loop
 from kvbridge_nixl import library
 from kvbridge_nixl.agent import Agent, Movers
-from kvbridge_nixl.card import Card, decode_card, host_identity
+from kvbridge_nixl.card import Card, decode_card
 from kvbridge_nixl.moves import HeldPages, ReadFrom, WrittenTo
 from kvbridge_nixl.options import LOOPBACK, NixlOptions
 
@@ -206,7 +207,4 @@ def _version(package: str = "") -> str:
 
 
 def _moves_cuda(agent: Any, plugin: str) -> bool:
-    torch = sys.modules.get("torch")
-    return (
-        torch is not None and torch.cuda.is_available() and "VRAM_SEG" in map(str, agent.get_backend_mem_types(plugin))
-    )
+    return library.has_gpu() and "VRAM_SEG" in map(str, agent.get_backend_mem_types(plugin))

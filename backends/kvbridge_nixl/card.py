@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from kvbridge.cards import seal, unseal
 from kvbridge.errors import ProtocolError
 
 Word = Annotated[str, Meta(max_length=128)]
@@ -37,8 +36,7 @@ class Card(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Return it as bytes with a checksum: changed bytes can crash the library that loads them."""
-        body = msgspec.msgpack.encode(self)
-        return _checksum(body) + body
+        return seal(msgspec.msgpack.encode(self))
 
 
 _decoder = msgspec.msgpack.Decoder(Card)
@@ -50,21 +48,7 @@ def decode_card(card: bytes) -> Card:
     Raises:
         ProtocolError: It is none, or was changed on its way.
     """
-    checksum, body = card[:16], card[16:]
-    if _checksum(body) != checksum:
-        raise ProtocolError("the card is not one of the backend 'nixl', or was changed on its way")
     try:
-        return _decoder.decode(body)
+        return _decoder.decode(unseal(card, "nixl"))
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"the card is not one of the backend 'nixl': {error}") from error
-
-
-def _checksum(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).digest()
-
-
-def host_identity() -> tuple[str, str]:
-    """Name this kernel and PID namespace, and this kernel and network namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    pid, net = (Path(f"/proc/self/ns/{kind}").readlink() for kind in ("pid", "net"))
-    return f"{boot}/{pid}", f"{boot}/{net}"

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,6 +41,7 @@ _forked = False
 _settings: dict[str, str] = {}
 _agents: list[Any] = []
 _apis: list[Any] = []
+_current = threading.local()
 
 
 def package() -> str | None:
@@ -60,6 +62,19 @@ def has_rdma() -> bool:
     """Whether this machine has an RDMA device."""
     folder = Path("/sys/class/infiniband")
     return folder.is_dir() and any(folder.iterdir())
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU of NVIDIA's, whoever uses it."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def use_gpu(number: int) -> None:
+    """Make a GPU current on this thread: UCX copies from and to GPU memory in the context that is current."""
+    torch = sys.modules.get("torch")  # GPU memory is torch's
+    if torch is not None and getattr(_current, "gpu", None) != number:
+        torch.cuda.set_device(number)
+        _current.gpu = number
 
 
 def has_cma() -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 
 from kvbridge.errors import KVBridgeError, UnsupportedError
 from kvbridge.memory import Pages
+from kvbridge.memory.places import Place, digest_of, encode_ids
 from kvbridge.memory.tensors import tensor_bytes
 from kvbridge_nixl.library import call, give_back
-from kvbridge_nixl.places import Place, digest_of, encode_ids
 from kvbridge_nixl.spans import Kind, Span, Spans, joined, merged
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Lent:
         table = self.table
         try:
             return Place(
-                agent=self._memory.name,
+                owner=self._memory.name,
                 kind=table.kind,
                 digest=table.digest,
                 metadata=table.metadata,

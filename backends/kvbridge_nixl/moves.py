@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvbridge.abc import Held, Landing, Move, MoveState
 from kvbridge.errors import KVBridgeError
-from kvbridge_nixl.places import decode_place
+from kvbridge.memory.places import decode_place
 from kvbridge_nixl.transfer import Transfer
 
 if TYPE_CHECKING:

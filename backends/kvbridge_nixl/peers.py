@@ -9,9 +9,9 @@ from kvbridge.errors import KVBridgeError, ProtocolError, TransportError
 from kvbridge_nixl.library import call, give_back
 
 if TYPE_CHECKING:
+    from kvbridge.memory.places import Place
     from kvbridge_nixl.agent import Agent
     from kvbridge_nixl.card import Card
-    from kvbridge_nixl.places import Place
 
 MAX_TABLES = 64
 """Tables of one peer that are kept prepared: its cache's, and some tensors'."""

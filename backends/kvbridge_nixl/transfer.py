@@ -10,7 +10,7 @@ import numpy as np
 from kvbridge.abc import Move, MoveState
 from kvbridge.errors import KVBridgeError, PeerLostError, ProtocolError, TransportError
 from kvbridge.transfer import cancelled
-from kvbridge_nixl.library import call, give_back
+from kvbridge_nixl.library import call, give_back, use_gpu
 from kvbridge_nixl.memory import bases
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvbridge.memory.places import Place
     from kvbridge_nixl.agent import Agent
     from kvbridge_nixl.memory import Lent
     from kvbridge_nixl.peers import Peer
-    from kvbridge_nixl.places import Place
 
 CHUNK_BYTES = 4 << 20
 """Bytes that are posted at a time. Between processes of one host posting copies them, a millisecond's worth. Over TCP
@@ -100,6 +100,8 @@ class Transfer(Move):
         self._position = end
         table, place = self._sides
         lib = self._agent.lib
+        if table.kind == "VRAM":
+            use_gpu(int(table.rows[0, 2]))
 
         def make() -> Any:
             there = self.peer.handle(place)

@@ -8,7 +8,7 @@ from kvbridge.abc.backend import Backend, Held, Landing, Move, MoveState, Transp
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.abc.connector import SchedulerHalf, WorkerHalf
 from kvbridge.abc.pipe import Offered, RecvPipe, SendPipe
-from kvbridge.abc.store import Store, Stored
+from kvbridge.abc.store import Ready, Store, Stored, Task
 
 __all__ = [
     "Backend",
@@ -20,11 +20,13 @@ __all__ = [
     "Move",
     "MoveState",
     "Offered",
+    "Ready",
     "RecvPipe",
     "SchedulerHalf",
     "SendPipe",
     "Store",
     "Stored",
+    "Task",
     "Transport",
     "WorkerHalf",
 ]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.control.incoming import Incoming
     from kvbridge.control.link import Link
+    from kvbridge.control.reactor import Timer
     from kvbridge.memory import Payload
 
 ANSWER_GRACE = 1.0
@@ -68,6 +69,7 @@ class _Question:
         self.keys = keys
         self.xid = seeker.number()
         self.link: Link | None = None
+        self.deadline: Timer | None = None
         self._seeker = seeker
         self._what = what
         self._send = send
@@ -110,6 +112,8 @@ class _Question:
         self.give_up(cancelled(self._what))
 
     def _end(self) -> bool:
+        if self.deadline is not None:
+            self.deadline.cancel()
         if self.link is not None:
             self.link.forget(self.fail)
         return self._seeker.ended(self)
@@ -211,7 +215,7 @@ class Seeker:
 
     def _ask(self, question: _Question, key: Key, timeout: float) -> None:
         self._questions[question.xid] = question
-        self._endpoint.after(timeout, lambda: question.give_up_late(timeout))
+        question.deadline = self._endpoint.after(timeout, lambda: question.give_up_late(timeout))
         self._endpoint.dial(key.home or self._endpoint.address, key.generation).on_done(question.linked)
 
     def inbox(self, link: Link) -> Inbox:

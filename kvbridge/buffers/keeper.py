@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kvbridge.buffers.limits import check_limits
+from kvbridge.buffers.steps import Begin, Script
 from kvbridge.buffers.tombstones import Tombstones
-from kvbridge.control.attempt import attempt
+from kvbridge.buffers.turns import Turns
 from kvbridge.errors import (
     BindingMismatchError,
     DuplicateKeyError,
@@ -19,13 +21,15 @@ from kvbridge.errors import (
     KVBridgeError,
     ProtocolError,
 )
-from kvbridge.memory.payload import Spec  # noqa: TC001 - msgspec looks at it
+from kvbridge.memory.payload import Spec, check_source
+from kvbridge.transfer import run_callback
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from kvbridge.abc.buffer import Key
     from kvbridge.abc.store import Store, Stored
-    from kvbridge.control.endpoint import Endpoint
+    from kvbridge.memory import Payload
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -62,12 +66,22 @@ def decode(header: bytes) -> Header:
 
 
 class Keeper:
-    """Values of one store, as one process knows them. All methods belong to the endpoint's thread."""
+    """Values of one store, as one process knows them. All methods belong to the endpoint's thread.
 
-    def __init__(self, store: Store[Any], endpoint: Endpoint) -> None:
+    What an operation does is a script for `Steps`. Those on one key come one after the other, in the order in which
+    they began, so that what was read under a key is still so, as far as this process can tell, when something is done
+    about it. But an insert may take long: who looks for its value meanwhile is told that there is none yet.
+
+    Args:
+        store: The store.
+        lapses: Called with the key of a value that was inserted and the end of its lease: then `expire` is to be run.
+    """
+
+    def __init__(self, store: Store[Any], lapses: Callable[[str, float], None]) -> None:
         self.counters: Counter[str] = Counter()
         self._store = store
-        self._endpoint = endpoint
+        self._lapses = lapses
+        self._turns = Turns()
         self._entries: dict[str, tuple[int, float]] = {}
         self._tombstones = Tombstones()
 
@@ -76,85 +90,125 @@ class Keeper:
         entries = list(self._entries.values())
         return {**self.counters, "entries": len(entries), "bytes": sum(nbytes for nbytes, _ in entries)}
 
-    def alive(self, keys: Sequence[str]) -> list[bool]:
+    def knows(self, key: str, expires: float) -> bool:
+        """Whether a value with this lease was inserted here and is not known to be gone."""
+        return key in self._entries and self._entries[key][1] == expires
+
+    def alive(self, keys: Sequence[Key], timeout: float) -> Script[list[bool]]:
         """Say for each key whether it has a live value."""
+        check_limits(keys, b"", timeout)
+        found = yield Begin(lambda: self._store.headers([key.id for key in keys]))
         now = time.time()
-        found = attempt(self._store, lambda: self._store.headers(keys))
         return [header is not None and decode(header).expires > now for header in found]
 
-    def make_room(self, key: str) -> None:
-        """Give up a value whose time is over, so that its key is free.
+    def insert(self, key: Key, payload: Payload, digest: bytes, lease: float) -> Script[None]:
+        """Put a value into the store.
 
         Raises:
             DuplicateKeyError: The key has a live value.
         """
-        header = self._header(key)
-        if header is None:
-            return
-        if header.expires > time.time():
-            self.counters["refused_duplicate"] += 1
-            raise DuplicateKeyError(f"the key {key!r} has a live value, which stays: use a new id")
-        self._give_up(key, "expired", KeyExpiredError(f"the lease of {key!r} had ended"))
-
-    def put(self, key: str, nbytes: int, expires: float, error: KVBridgeError | None) -> None:
-        """Take note of how an insert ended."""
-        if error is None:
+        check_limits([key], digest, lease)
+        spec = check_source(payload, self._store.capabilities)
+        with self._turns.join(key.id, inserts=True) as turn:
+            try:
+                yield Begin(lambda: turn)
+                yield from self._make_room(key.id)
+                expires = time.time() + lease
+                header = Header(spec, digest, expires).encode()
+                yield Begin(lambda: self._store.put(key.id, header, payload), touches=True)
+            except DuplicateKeyError:
+                self.counters["refused_duplicate"] += 1
+                raise
+            except KVBridgeError as error:
+                self.counters["failed_insert"] += 1
+                self._tombstones.set(key.id, KeyDroppedError(f"its insert failed: {error}"))
+                raise
             self.counters["inserted"] += 1
-            self._tombstones.discard(key)
-            self._entries[key] = nbytes, expires
-            self._endpoint.after(max(0.0, expires - time.time()), lambda: self._expire(key, expires))
-        elif isinstance(error, DuplicateKeyError):
-            self.counters["refused_duplicate"] += 1
-        else:
-            self.counters["failed_insert"] += 1
-            self._tombstones.set(key, KeyDroppedError(f"its insert failed: {error}"))
+            self._tombstones.discard(key.id)
+            self._entries[key.id] = spec.nbytes, expires
+            self._lapses(key.id, expires)
 
-    def drop(self, key: str) -> None:
-        """Give a value up that nobody wants."""
-        if self._header(key) is not None:
-            self._give_up(key, "dropped", KeyDroppedError(f"the value of {key!r} was dropped: nobody wanted it"))
+    def drop(self, keys: Sequence[Key]) -> Script[None]:
+        """Give up values that nobody wants."""
+        check_limits(keys, b"", 0)
+        ids = list(dict.fromkeys(key.id for key in keys))
+        with self._turns.join(*ids) as turn:
+            yield Begin(lambda: turn)
+            found = yield Begin(lambda: self._store.headers(ids))
+            there = [key for key, header in zip(ids, found, strict=True) if header is not None]
+            if there:
+                why = {key: KeyDroppedError(f"the value of {key!r} was dropped: nobody wanted it") for key in there}
+                yield from self._give_up(why, "dropped")
 
-    def find(self, key: str, digest: bytes, *, take: bool) -> Stored | None:
+    def expire(self, key: str, expires: float) -> Script[None]:
+        """Give up the value with this lease, unless it is gone, or another has come in its place."""
+        with self._turns.join(key) as turn:
+            yield Begin(lambda: turn)
+            header = yield from self._header(key)
+            if header is not None and header.expires == expires:
+                yield from self._lapse(key)
+            elif self.knows(key, expires):
+                del self._entries[key]
+
+    def find(self, key: str, digest: bytes, *, take: bool) -> Script[tuple[Spec, Stored] | None]:
         """Find a value that is alive and what was asked for; None if there is none yet.
 
         Raises:
             KVBridgeError: It will not come, or is something else.
         """
-        header = self._header(key)
-        if header is None:
-            why = self._tombstones.get(key)
-            if why is not None:
-                raise why
+        if self._turns.inserting(key) and (yield from self._header(key)) is None:
             return None
-        if header.expires <= time.time():
-            self._give_up(key, "expired", KeyExpiredError(f"the lease of {key!r} has ended"))
-            return None
+        with self._turns.join(key) as turn:
+            yield Begin(lambda: turn)
+            header = yield from self._header(key)
+            if header is None:
+                why = self._tombstones.get(key)
+                if why is not None:
+                    raise why
+                return None
+            if header.expires <= time.time():
+                yield from self._lapse(key)
+                return None
+            self._check(key, header, digest)
+            stored = yield Begin(lambda: self._store.find(key, take=take))
+            if stored is None:
+                return None
+            if take:
+                self.counters["taken"] += 1
+                self._entries.pop(key, None)
+                self._tombstones.set(key, KeyConsumedError(f"the value of {key!r} was taken: keys are single-use"))
+        try:
+            header = decode(stored.header)  # another process may have replaced what was there a moment ago
+            self._check(key, header, digest)
+        except KVBridgeError:
+            run_callback(stored.release)
+            raise
+        return header.spec, stored
+
+    def _check(self, key: str, header: Header, digest: bytes) -> None:
         if header.digest != digest:
             self.counters["refused_binding"] += 1
             raise BindingMismatchError(f"the value of {key!r} is KV of something else than asked for")
-        stored = attempt(self._store, lambda: self._store.find(key, take=take))
-        if stored is not None and take:
-            self.counters["taken"] += 1
+
+    def _header(self, key: str) -> Script[Header | None]:
+        found = yield Begin(lambda: self._store.headers([key]))
+        return None if found[0] is None else decode(found[0])
+
+    def _make_room(self, key: str) -> Script[None]:
+        header = yield from self._header(key)
+        if header is None:
+            return
+        if header.expires > time.time():
+            raise DuplicateKeyError(f"the key {key!r} has a live value, which stays: use a new id")
+        yield from self._lapse(key)
+
+    def _lapse(self, key: str) -> Script[None]:
+        why = KeyExpiredError(f"nobody took the value of {key!r} before its lease ended")
+        yield from self._give_up({key: why}, "expired")
+
+    def _give_up(self, why: Mapping[str, KVBridgeError], counter: str) -> Script[None]:
+        yield Begin(lambda: self._store.remove(list(why)))
+        for key, error in why.items():
+            self.counters[counter] += 1
             self._entries.pop(key, None)
-            self._tombstones.set(key, KeyConsumedError(f"the value of {key!r} was taken: keys are single-use"))
-        return stored
-
-    def _header(self, key: str) -> Header | None:
-        found = attempt(self._store, lambda: self._store.headers([key]))[0]
-        return None if found is None else decode(found)
-
-    def _expire(self, key: str, expires: float) -> None:
-        entry = self._entries.get(key)
-        if entry is None or entry[1] != expires:
-            return
-        header = self._header(key)
-        if header is None or header.expires != expires:  # taken or dropped elsewhere, or another value by now
-            del self._entries[key]
-            return
-        self._give_up(key, "expired", KeyExpiredError(f"nobody took the value of {key!r} before its lease ended"))
-
-    def _give_up(self, key: str, counter: str, why: KVBridgeError) -> None:
-        attempt(self._store, lambda: self._store.remove([key]))
-        self.counters[counter] += 1
-        self._entries.pop(key, None)
-        self._tombstones.set(key, why)
+            self._tombstones.set(key, error)

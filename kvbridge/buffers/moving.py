@@ -1,55 +1,65 @@
-"""`Moving`: a backend's move, advanced on the endpoint's thread until it has ended, and the transfer that it is for."""
+"""`Moving`: steps that the endpoint's thread advances until they have ended, and the transfer that they are for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from kvbridge.abc.backend import MoveState
+from kvbridge.buffers.steps import Steps
 from kvbridge.control.attempt import attempt
 from kvbridge.errors import KVBridgeError, TransferTimeoutError
-from kvbridge.transfer import Transfer, cancelled
+from kvbridge.transfer import Transfer, cancelled, run_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvbridge.abc.backend import Backend, Move
+    from kvbridge.abc.backend import Backend
+    from kvbridge.buffers.steps import Script
     from kvbridge.control.endpoint import Endpoint
+    from kvbridge.control.reactor import Timer
+
+T = TypeVar("T")
+
+Ended: TypeAlias = "Callable[[T | None, KVBridgeError | None], None]"
 
 
-class Moving:
-    """One move. `start` and `stop` belong to the endpoint's thread; the transfer finishes when the memory is safe.
+class Moving(Generic[T]):
+    """One operation. `start` and `stop` belong to the endpoint's thread.
+
+    The transfer finishes with the operation. One that is stopped finishes at once if no memory of the user is in use
+    and none will be, however long the backend takes to stop.
 
     Args:
-        backend: Whose move it is.
+        backend: Whose moves the operation is made of.
         endpoint: Whose thread advances it.
         what: What it does, for messages.
-        ended: Called once when the move has ended, with its error or None, before the transfer finishes.
+        script: What it does, step by step. It is run to its end, whatever becomes of the transfer.
+        ended: Called once when the operation has ended, with its result or its error, before the transfer finishes
+            if that has not.
     """
 
     def __init__(
-        self, backend: Backend[Any], endpoint: Endpoint, what: str, ended: Callable[[KVBridgeError | None], None]
+        self,
+        backend: Backend[Any],
+        endpoint: Endpoint,
+        what: str,
+        script: Script[T],
+        ended: Ended[T],
     ) -> None:
-        self.transfer: Transfer[None] = Transfer(what, lambda: endpoint.call_soon(lambda: self.stop(cancelled(what))))
+        self.transfer: Transfer[T] = Transfer(what, lambda: endpoint.call_soon(lambda: self.stop(cancelled(what))))
         self._backend = backend
         self._endpoint = endpoint
         self._ended = ended
-        self._move: Move | None = None
+        self._steps = Steps(backend, what, script)
         self._why: KVBridgeError | None = None
         self._over = False
+        self._deadline: Timer | None = None
 
-    def start(self, begin: Callable[[], Move], timeout: float = 0.0) -> None:
-        """Begin the move and advance it; stop it after `timeout` seconds, 0 for never."""
-        if self._why is not None:
-            self._end(self._why)
-            return
-        try:
-            self._move = attempt(self._backend, begin)
-        except KVBridgeError as error:
-            self._end(error)
-            return
+    def start(self, timeout: float = 0.0) -> None:
+        """Begin, and go on; stop it after `timeout` seconds, 0 for never. One that was stopped only cleans up."""
         if timeout:
             late = TransferTimeoutError(f"{self.transfer.what} did not finish within {timeout:g} s")
-            self._endpoint.after(timeout, lambda: self.stop(late))
+            self._deadline = self._endpoint.after(timeout, lambda: self.stop(late))
         if self._step() is not None:
             self._endpoint.move(self._step)
 
@@ -58,27 +68,26 @@ class Moving:
         if self._over or self._why is not None:
             return
         self._why = why
-        if self._move is not None:
-            self._move.abort()
+        self._steps.abort()
+        if not self._steps.touches:
+            self.transfer.fail(why)
 
     def _step(self) -> bool | None:
-        if self._move is None or self._over:
-            return None
         try:
-            state = attempt(self._backend, self._move.step)
+            state = attempt(self._backend, self._steps.step)
         except KVBridgeError as error:
-            self._end(self._why or error)
+            why = self._why or error
+            self._end(None, why)
+            self.transfer.fail(why)
             return None
-        if state is MoveState.DONE:
-            self._end(None)
-            return None
-        return state is MoveState.AGAIN
+        if state is not MoveState.DONE:
+            return state is MoveState.AGAIN
+        self._end(self._steps.result, None)
+        self.transfer.resolve(self._steps.result)
+        return None
 
-    def _end(self, error: KVBridgeError | None) -> None:
+    def _end(self, result: T | None, error: KVBridgeError | None) -> None:
         self._over = True
-        self._move = None
-        self._ended(error)
-        if error is None:
-            self.transfer.resolve(None)
-        else:
-            self.transfer.fail(error)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        run_callback(lambda: self._ended(result, error))

@@ -9,24 +9,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.buffers.chain import fill_claim
-from kvbridge.buffers.keeper import Header, Keeper, decode
+from kvbridge.buffers.keeper import Keeper
 from kvbridge.buffers.limits import check_limits
+from kvbridge.buffers.looking import Looking
 from kvbridge.buffers.moving import Moving
-from kvbridge.errors import BusyError, ClosedError, KeyUnknownError, KVBridgeError, UnsupportedError
-from kvbridge.memory.payload import Spec, check_claimed, check_destination, check_source
-from kvbridge.transfer import Transfer, cancelled
+from kvbridge.buffers.steps import Begin
+from kvbridge.errors import BusyError, ClosedError, KVBridgeError, UnsupportedError
+from kvbridge.memory.payload import Spec, check_claimed, check_destination
+from kvbridge.transfer import Transfer, run_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvbridge.abc.store import Store, Stored
+    from kvbridge.buffers.looking import Found
+    from kvbridge.buffers.moving import Ended
+    from kvbridge.buffers.steps import Script
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.memory import Payload
 
 T = TypeVar("T")
 
-FIRST_LOOK, LAST_LOOK = 0.002, 0.1
-"""Seconds between two looks for a key that is not there yet: they double from the first to the last."""
+EXPIRE_AGAIN = 10.0
+"""Seconds until a value whose lease has ended, and that could not be given up, is tried again."""
 
 CLOSE_TIMEOUT = 1.0
 """Seconds that `close` waits for the endpoint's thread."""
@@ -63,6 +68,8 @@ class StoreClaim(Claim):
 class StoreBuffer(LookupBuffer):
     """Keyed values in a store. See `LookupBuffer`; `Key.home` does not matter.
 
+    Many operations are under way at one time; `Keeper` says which of them wait for each other.
+
     Args:
         store: The store.
         endpoint: Whose thread is used.
@@ -76,80 +83,50 @@ class StoreBuffer(LookupBuffer):
         self._lease = lease
         self._timeout = timeout
         self._closed: ClosedError | None = None
-        self._keeper = Keeper(store, endpoint)
-        self._moving: set[Moving] = set()
-        self._asking: dict[Transfer[Claim], Key] = {}
+        self._keeper = Keeper(store, self._expire_at)
+        self._moving: set[Moving[Any]] = set()
+        self._looking: set[Looking] = set()
         endpoint.call_soon(lambda: endpoint.on_close(self._finish))
 
     def insert(self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0) -> Transfer[None]:
         """Store a value. See `LookupBuffer.insert`."""
-        nbytes, expires = 0, 0.0
-        moving = self._new(f"inserting {key.id!r}", lambda error: self._keeper.put(key.id, nbytes, expires, error))
-
-        def insert() -> None:
-            nonlocal nbytes, expires
-            check_limits([key], digest, lease)
-            spec = check_source(payload, self._store.capabilities)
-            nbytes, expires = spec.nbytes, time.time() + (lease or self._lease)
-            self._keeper.make_room(key.id)
-            header = Header(spec, digest, expires).encode()
-            moving.start(lambda: self._store.put(key.id, header, payload))
-
-        return self._start(moving.transfer, insert)
+        return self._run(f"inserting {key.id!r}", self._keeper.insert(key, payload, digest, lease or self._lease))
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Give up values. See `LookupBuffer.drop`."""
-
-        def drop() -> None:
-            check_limits(keys, b"", 0)
-            for key in keys:
-                self._keeper.drop(key.id)
-
-        self._start(Transfer("dropping keys"), drop)
+        self._run("dropping keys", self._keeper.drop(keys))
 
     def claim(self, key: Key, *, digest: bytes = b"", take: bool = True, timeout: float = 0.0) -> Transfer[Claim]:
         """Find a value and keep it readable. See `LookupBuffer.claim`."""
-        transfer: Transfer[Claim] = Transfer(f"claiming {key.id!r}", lambda: self._give_up_asking(transfer))
-        limit = timeout or self._timeout
+        what, limit = f"claiming {key.id!r}", timeout or self._timeout
 
-        def claim() -> None:
-            check_limits([key], digest, limit)
-            if take and not self._store.capabilities.takes:
-                raise UnsupportedError(f"the store {self._store.name!r} has no exclusive taking", flag="takes")
-            self._asking[transfer] = key
-            self._look(key, digest, transfer, time.monotonic() + limit, FIRST_LOOK, take=take)
+        def unwanted(found: Found) -> None:
+            if take:
+                self._keeper.counters["not_taken"] += 1
+            run_callback(found[1].release)
 
-        return self._start(transfer, claim)
+        looking = Looking(
+            self._endpoint,
+            what,
+            limit,
+            lambda ended: self._new(what, self._keeper.find(key.id, digest, take=take), ended),
+            lambda found: StoreClaim(self, *found, what),
+            unwanted,
+        )
 
-    def _give_up_asking(self, transfer: Transfer[Claim]) -> None:
-        self._endpoint.call_soon(lambda: self._answer(transfer, cancelled(transfer.what)))
+        def start() -> None:
+            try:
+                check_limits([key], digest, limit)
+                if take and not self._store.capabilities.takes:
+                    raise UnsupportedError(f"the store {self._store.name!r} has no exclusive taking", flag="takes")
+            except KVBridgeError as error:
+                looking.stop(error)
+            looking.start()
 
-    def _look(
-        self, key: Key, digest: bytes, transfer: Transfer[Claim], deadline: float, pause: float, *, take: bool
-    ) -> None:
-        if transfer not in self._asking:
-            return
-        try:
-            stored = self._keeper.find(key.id, digest, take=take)
-            if stored is not None:
-                self._answer(transfer, StoreClaim(self, decode(stored.header).spec, stored, transfer.what))
-                return
-        except KVBridgeError as error:
-            self._answer(transfer, error)
-            return
-        if time.monotonic() >= deadline:
-            self._answer(transfer, KeyUnknownError(f"no value arrived under {key.id!r} in time"))
-            return
-        again = min(pause, max(0.0, deadline - time.monotonic()))
-        later = min(2 * pause, LAST_LOOK)
-        self._endpoint.after(again, lambda: self._look(key, digest, transfer, deadline, later, take=take))
-
-    def _answer(self, transfer: Transfer[Claim], value: Claim | KVBridgeError) -> None:
-        asked = self._asking.pop(transfer, None) is not None
-        if isinstance(value, KVBridgeError):
-            transfer.fail(value)
-        elif asked:
-            transfer.resolve(value)
+        self._looking.add(looking)
+        looking.transfer.on_done(lambda _: self._looking.discard(looking))
+        self._start(looking, start)
+        return looking.transfer
 
     def drop_select(
         self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
@@ -164,18 +141,13 @@ class StoreBuffer(LookupBuffer):
         return fill_claim(self.claim(key, digest=digest, take=False, timeout=timeout), out, skip)
 
     def read(self, stored: Stored, what: str, out: Payload, skip: int) -> Transfer[None]:
-        """Read a claimed value; it is let go of when the transfer ends. For claims."""
-        moving = self._new(what, lambda _: stored.release())
+        """Read a claimed value; it is let go of when that has ended. For claims."""
 
-        def read() -> None:
-            try:
-                check_claimed(out, self._store.capabilities)
-            except KVBridgeError:
-                stored.release()
-                raise
-            moving.start(lambda: stored.read(out, skip), self._timeout)
+        def script() -> Script[None]:
+            check_claimed(out, self._store.capabilities)
+            yield Begin(lambda: stored.read(out, skip), touches=True)
 
-        return self._start(moving.transfer, read)
+        return self._run(what, script(), lambda *_: stored.release(), self._timeout)
 
     def let_go(self, stored: Stored) -> None:
         """Let go of a claimed value. For claims."""
@@ -184,13 +156,8 @@ class StoreBuffer(LookupBuffer):
 
     def contains(self, keys: Sequence[Key], *, timeout: float = 0.0) -> Transfer[list[bool]]:
         """Say which keys have a live value. See `LookupBuffer.contains`."""
-        transfer: Transfer[list[bool]] = Transfer("asking which keys exist")
-
-        def contains() -> None:
-            check_limits(keys, b"", timeout)
-            transfer.resolve(self._keeper.alive([key.id for key in keys]))
-
-        return self._start(transfer, contains)
+        limit = timeout or self._timeout
+        return self._run("asking which keys exist", self._keeper.alive(keys, limit), timeout=limit)
 
     def stats(self) -> Mapping[str, float]:
         """Return statistics. See `Keeper.stats`."""
@@ -206,34 +173,47 @@ class StoreBuffer(LookupBuffer):
 
     def _finish(self, error: KVBridgeError) -> None:
         self._closed = self._closed or ClosedError(str(error))
-        for transfer in list(self._asking):
-            self._answer(transfer, self._closed)
+        for looking in list(self._looking):
+            looking.stop(self._closed)
         for moving in list(self._moving):
             moving.stop(self._closed)
 
-    def _new(self, what: str, ended: Callable[[KVBridgeError | None], None]) -> Moving:
-        def over(error: KVBridgeError | None) -> None:
-            self._moving.discard(moving)
-            ended(error)
+    def _expire_at(self, key: str, expires: float) -> None:
+        self._endpoint.after(max(0.0, expires - time.time()), lambda: self._expire(key, expires))
 
-        moving = Moving(self._store, self._endpoint, what, over)
-        moving.transfer.on_done(lambda _: self._moving.discard(moving))
+    def _expire(self, key: str, expires: float) -> None:
+        def ended(_: None, error: KVBridgeError | None) -> None:
+            if error is not None:
+                self._keeper.counters["failed_expiry"] += 1
+                self._endpoint.after(EXPIRE_AGAIN, lambda: self._expire(key, expires))
+
+        if self._keeper.knows(key, expires):
+            self._new(f"giving up {key!r}", self._keeper.expire(key, expires), ended).start()
+
+    def _new(self, what: str, script: Script[T], ended: Ended[T] | None = None) -> Moving[T]:
+        def over(result: T | None, error: KVBridgeError | None) -> None:
+            self._moving.discard(moving)
+            if ended is not None:
+                ended(result, error)
+
+        moving = Moving(self._store, self._endpoint, what, script, over)
         self._moving.add(moving)
         return moving
 
-    def _start(self, transfer: Transfer[T], call: Callable[[], None]) -> Transfer[T]:
-        """Run a call on the endpoint's thread; what it raises is how the transfer ends."""
+    def _run(self, what: str, script: Script[T], ended: Ended[T] | None = None, timeout: float = 0.0) -> Transfer[T]:
+        moving = self._new(what, script, ended)
+        self._start(moving, lambda: moving.start(timeout))
+        return moving.transfer
 
-        def guarded() -> None:
-            try:
-                if self._closed is not None:
-                    raise self._closed
-                call()
-            except KVBridgeError as error:
-                transfer.fail(error)
+    def _start(self, one: Moving[Any] | Looking, start: Callable[[], None]) -> None:
+        """Start something on the endpoint's thread. Once the buffer is closed it is stopped before."""
+
+        def begin() -> None:
+            if self._closed is not None:
+                one.stop(self._closed)
+            start()
 
         try:
-            self._endpoint.call_soon(guarded)
+            self._endpoint.call_soon(begin)
         except KVBridgeError as error:
-            transfer.fail(error)
-        return transfer
+            one.transfer.fail(error)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvbridge.abc.backend import Held, Transport
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.control.link import Link
+    from kvbridge.control.reactor import Timer
     from kvbridge.memory import Payload, Spec
     from kvbridge.transfer import Transfer
 
@@ -51,14 +52,16 @@ class _Entry:
     reserved: bool = False
     offers: dict[int, Outbox] = field(default_factory=dict)
     gone: KVBridgeError | None = None
+    expiring: Timer | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Waiting:
     """A question for a key that is not here yet."""
 
     link: Link
     select: Select
+    deadline: Timer | None = None
 
 
 class Shelf:
@@ -104,18 +107,19 @@ class Shelf:
         self._entries[key] = entry
         self._nbytes += spec.nbytes
         self.counters["inserted"] += 1
-        for waiting in self._waiting.pop(key, ()):
+        for waiting in self._keep_waiting(key, []):
             if waiting.link.up:
                 self._answer(waiting.link, waiting.select, entry)
         if self._prepare(entry) is not None:
             self._endpoint.move(lambda: self._prepare(entry))
-        self._endpoint.after(lease, lambda: self._expire(entry))
+        if entry.gone is None:
+            entry.expiring = self._endpoint.after(lease, lambda: self._expire(entry))
 
     def _refuse(self, key: str, error: KVBridgeError, inserted: Transfer[None]) -> None:
         self.counters["refused_insert"] += 1
         dropped = KeyDroppedError(f"the producer could not keep the value: {error}")
         self._tombstones.set(key, dropped)
-        for waiting in self._waiting.pop(key, ()):
+        for waiting in self._keep_waiting(key, []):
             self._miss(waiting.link, waiting.select, dropped)
         inserted.fail(error)
 
@@ -143,7 +147,7 @@ class Shelf:
             return
         remaining = entry.expires - time.monotonic()
         if remaining > 0 or entry.offers:  # promised to somebody: his renewals decide
-            self._endpoint.after(max(remaining, VALID), lambda: self._expire(entry))
+            entry.expiring = self._endpoint.after(max(remaining, VALID), lambda: self._expire(entry))
             return
         self.counters["expired"] += 1
         self._remove(entry, KeyExpiredError(f"nobody took the value of {entry.key!r} before its lease ended"))
@@ -166,6 +170,8 @@ class Shelf:
         """Take a value off the shelf; its memory is released when no consumer can be reading it any more."""
         if entry.gone is None:
             entry.gone = why
+            if entry.expiring is not None:
+                entry.expiring.cancel()
             del self._entries[entry.key]
             self._tombstones.set(entry.key, why)
             for seq, outbox in list(entry.offers.items()):
@@ -203,7 +209,7 @@ class Shelf:
         if why is None and sum(map(len, self._waiting.values())) < MAX_WAITING:
             waiting = _Waiting(link, select)
             self._waiting.setdefault(select.key, []).append(waiting)
-            link.endpoint.after(select.wait, lambda: self._give_up(waiting))
+            waiting.deadline = link.endpoint.after(select.wait, lambda: self._give_up(waiting))
             return
         self._miss(link, select, why or KeyUnknownError("too many questions wait at this producer"))
 
@@ -217,11 +223,15 @@ class Shelf:
                 KeyUnknownError(f"no value arrived under {key!r} within {waiting.select.wait:g} s"),
             )
 
-    def _keep_waiting(self, key: str, kept: list[_Waiting]) -> None:
+    def _keep_waiting(self, key: str, kept: list[_Waiting]) -> list[_Waiting]:
+        """Let these questions wait for a key; return the others, which wait no more."""
+        over = [waiting for waiting in self._waiting.pop(key, ()) if waiting not in kept]
+        for waiting in over:
+            if waiting.deadline is not None:
+                waiting.deadline.cancel()
         if kept:
             self._waiting[key] = kept
-        else:
-            self._waiting.pop(key, None)
+        return over
 
     def _answer(self, link: Link, select: Select, entry: _Entry) -> None:
         if select.digest != entry.digest:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kvbridge.abc.backend import Landing, Transport
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.control.link import Link
+    from kvbridge.control.reactor import Timer
     from kvbridge.memory import Payload
 
 
@@ -71,6 +72,8 @@ class Incoming:
         self._transfer: Transfer[None] | None = None
         self._use = threading.Lock()
         self._complete = False
+        self._renewing: Timer | None = None
+        self._deadline: Timer | None = None
 
     @property
     def link(self) -> Link:
@@ -161,7 +164,7 @@ class Incoming:
         if not self._renewal_sent:
             self._renewal_sent = time.monotonic()
         self._inbox.link.send(Renew(self._inbox.channel, self.offered.seq))
-        self.endpoint.after(max(self._offer.valid / 3, MIN_RENEWAL), self.renew)
+        self._renewing = self.endpoint.after(max(self._offer.valid / 3, MIN_RENEWAL), self.renew)
 
     # -- inside -----------------------------------------------------------------------------------------------
 
@@ -172,7 +175,7 @@ class Incoming:
             return
         if timeout:
             late = TransferTimeoutError(f"{transfer.what} did not finish within {timeout:g} s")
-            self.endpoint.after(timeout, lambda: self._stop(late))
+            self._deadline = self.endpoint.after(timeout, lambda: self._stop(late))
         inbox = self._inbox
         try:
             check_claimed(out, inbox.backend.capabilities)
@@ -237,6 +240,9 @@ class Incoming:
 
     def _close(self, error: KVBridgeError | None) -> None:
         self.error = error
+        for timer in (self._renewing, self._deadline):
+            if timer is not None:
+                timer.cancel()
         landing, self._landing = self._landing, None
         if landing is not None:
             run_callback(landing.release)

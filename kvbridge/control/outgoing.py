@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from kvbridge.abc.backend import Held, Move, Transport
     from kvbridge.control.link import Link
+    from kvbridge.control.reactor import Timer
     from kvbridge.memory import Spec
 
 
@@ -39,6 +40,7 @@ class _Outgoing:
     taken: bool = False
     prepared: bool = False
     accepted: bool = False
+    checking: Timer | None = None
 
 
 class Outbox:
@@ -72,7 +74,7 @@ class Outbox:
         outgoing = _Outgoing(seq, held, valid, time.monotonic() + valid, ended)
         self._offers[seq] = outgoing
         self._link.send(Offer(self._channel, seq, tag, spec, held.descriptor, valid))
-        self._link.endpoint.after(valid, lambda: self._check(outgoing))
+        self._check_in(outgoing, valid)
         return seq
 
     def prepare(self, seq: int, prepared: Callable[[], None]) -> None:
@@ -197,15 +199,18 @@ class Outbox:
             outgoing.move.abort()
         self._link.send(Withdrawn(self._channel, outgoing.seq, error.code, text(error)))
 
+    def _check_in(self, outgoing: _Outgoing, seconds: float) -> None:
+        outgoing.checking = self._link.endpoint.after(seconds, lambda: self._check(outgoing))
+
     def _check(self, outgoing: _Outgoing) -> None:
         if outgoing.seq not in self._offers:
             return
         remaining = outgoing.expires - time.monotonic()
         if remaining > 0:
-            self._link.endpoint.after(remaining, lambda: self._check(outgoing))
+            self._check_in(outgoing, remaining)
         elif outgoing.move is not None:
             outgoing.move.abort()
-            self._link.endpoint.after(outgoing.valid, lambda: self._check(outgoing))
+            self._check_in(outgoing, outgoing.valid)
         else:
             expired = LeaseExpiredError(f"the receiver on {self._channel} was not heard of for {outgoing.valid:g} s")
             self._link.send(Withdrawn(self._channel, outgoing.seq, expired.code, text(expired)))
@@ -214,4 +219,6 @@ class Outbox:
 
     def _finish(self, outgoing: _Outgoing) -> None:
         if self._offers.pop(outgoing.seq, None) is not None:
+            if outgoing.checking is not None:
+                outgoing.checking.cancel()
             outgoing.ended(None if outgoing.taken else outgoing.void)

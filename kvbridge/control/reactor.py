@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from kvbridge.threads import Loop
@@ -32,6 +32,25 @@ MAX_PAUSE = 1.0
 
 BUSY_POLL = 0.0005
 """Seconds between two looks at a move that waits for a backend's library."""
+
+MIN_CANCELLED = 100
+"""Cancelled timers that may stay until their time has come."""
+
+
+class Timer:
+    """A call in a while. What is not cancelled keeps all that its call refers to until its time has come."""
+
+    __slots__ = ("_reactor", "call")
+
+    def __init__(self, reactor: Reactor, call: Callable[[], None]) -> None:
+        self._reactor = reactor
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Forget the call. Idempotent; for the endpoint's thread."""
+        if self.call is not None:
+            self.call = None
+            self._reactor.cancelled()
 
 
 class Reactor:
@@ -57,7 +76,8 @@ class Reactor:
         self._counters = counters
         self._calls: deque[Callable[[], None]] = deque()
         self._moves: list[Callable[[], bool | None]] = []
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._cancelled = 0
         self._timer_ids = itertools.count()
         self._stepped = time.monotonic()
         self._loop: Loop | None = None
@@ -91,9 +111,19 @@ class Reactor:
 
     # -- for this thread --------------------------------------------------------------------------------------
 
-    def after(self, delay: float, call: Callable[[], None]) -> None:
-        """Run `call()` in `delay` seconds."""
-        heappush(self._timers, (time.monotonic() + delay, next(self._timer_ids), call))
+    def after(self, delay: float, call: Callable[[], None]) -> Timer:
+        """Run `call()` in `delay` seconds, unless the timer is cancelled."""
+        timer = Timer(self, call)
+        heappush(self._timers, (time.monotonic() + delay, next(self._timer_ids), timer))
+        return timer
+
+    def cancelled(self) -> None:
+        """Take note that a timer was cancelled; drop such timers once they are most of all."""
+        self._cancelled += 1
+        if self._cancelled > MIN_CANCELLED and 2 * self._cancelled > len(self._timers):
+            self._timers = [entry for entry in self._timers if entry[2].call is not None]
+            heapify(self._timers)
+            self._cancelled = 0
 
     def move(self, step: Callable[[], bool | None]) -> None:
         """Call `step()` again and again: True asks for another slice at once, False for one soon, None ends it."""
@@ -130,7 +160,12 @@ class Reactor:
             self._guard(lambda o=origin, f=frame: self._received(o, f))  # type: ignore[misc]
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            self._guard(heappop(self._timers)[2])
+            timer = heappop(self._timers)[2]
+            call, timer.call = timer.call, None
+            if call is None:
+                self._cancelled -= 1
+            else:
+                self._guard(call)
 
     def _notice_pause(self) -> None:
         """Tell when this thread was kept from running: peers may take this process for dead."""

@@ -21,10 +21,14 @@ def register() -> None:
     share_logging()
 
 
-def share_logging() -> None:
-    """Send kvbridge's log lines where vLLM's go: vLLM configures its own logger only. Idempotent."""
+def share_logging(*more: str) -> None:
+    """Send kvbridge's log lines where vLLM's go: vLLM configures its own logger only. Idempotent.
+
+    Args:
+        *more: Packages whose lines belong to kvbridge's, such as a backend's.
+    """
     vllm = logging.getLogger("vllm")
-    for name in ("kvbridge", "kvbridge_vllm", "kvbridge_cpu"):
+    for name in ("kvbridge", "kvbridge_vllm", *more):
         logger = logging.getLogger(name)
         if not logger.handlers and vllm.handlers:
             logger.handlers = list(vllm.handlers)

@@ -24,6 +24,7 @@ from kvbridge.abc.connector import Outcome
 from kvbridge.config import connector_config
 from kvbridge.connector.handoff_worker import HandoffWorker
 from kvbridge.connector.plan import Plan, Report
+from kvbridge.registry import find_backend
 from kvbridge_vllm import share_logging
 from kvbridge_vllm.metrics import KVBridgePromMetrics, KVBridgeStats
 from kvbridge_vllm.scheduler import SchedulerSide
@@ -90,11 +91,11 @@ class KVBridgeConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        share_logging()
         self.hook_errors = 0
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         config = connector_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        share_logging(find_backend(config.backend).target.partition(":")[0].partition(".")[0])
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(config, vllm_config, kv_cache_config)
         else:

@@ -10,6 +10,7 @@ import pytest
 from kvbridge_cpu import moves
 from tests.nodes import SLICE, Node
 from tests.peers import Peer
+from tests.slow_store import Process, SlowStore, ThreadedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,3 +57,34 @@ def peer() -> Iterator[Callable[..., Peer]]:
 def pair(node: Callable[..., Node]) -> tuple[Node, Node]:
     """A producer and a consumer in this process."""
     return node(name="producer"), node(name="consumer")
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., Process]]:
+    """Make processes on slow stores. Whatever a test did, each value that was found is released once, at their end."""
+    made: list[Process] = []
+    before = set(threading.enumerate())
+
+    def make(store: SlowStore) -> Process:
+        made.append(Process(store))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        assert [stored.releases for stored in one.store.given] == [1] * len(one.store.given)
+        assert not one.endpoint.counters["internal_errors"]
+    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("kvbridge-")]
+    assert not left
+
+
+@pytest.fixture(params=[SlowStore, ThreadedStore])
+def slow(request: pytest.FixtureRequest, process: Callable[..., Process]) -> Process:
+    """A process whose store can be aborted, then one whose store works on threads and cannot."""
+    return process(request.param())
+
+
+@pytest.fixture
+def stepped(process: Callable[..., Process]) -> Process:
+    """A process whose store works in steps, on the endpoint's thread alone."""
+    return process(SlowStore())

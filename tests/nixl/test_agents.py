@@ -14,10 +14,10 @@ import pytest
 from kvbridge.abc import Key, MoveState
 from kvbridge.conformance.values import TensorValue
 from kvbridge.errors import BackendUnavailableError, CancelledError, KVBridgeError, PeerLostError, TransportError
+from kvbridge.memory.places import decode_place
 from kvbridge_nixl import NixlBackend, NixlOptions, library
 from kvbridge_nixl import agent as agents
 from kvbridge_nixl.card import decode_card
-from kvbridge_nixl.places import decode_place
 from kvbridge_nixl.transfer import Transfer
 
 if TYPE_CHECKING:

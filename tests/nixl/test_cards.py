@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kvbridge.cards import host_identity
 from kvbridge.errors import KVBridgeError, ProtocolError
 from kvbridge_nixl import NixlBackend, NixlOptions
-from kvbridge_nixl.card import Card, decode_card, host_identity
+from kvbridge_nixl.card import Card, decode_card
 
 CARD = Card("a" * 32, "1.5", "UCX", "write", "boot/pid", "boot/net", b"nixlSerDes|whatever")
 WORDS = st.text(max_size=200)

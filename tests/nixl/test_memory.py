@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from kvbridge.abc import Key
 from kvbridge.errors import ConfigError
 from kvbridge.memory import Pages, Region
-from kvbridge_nixl import memory, peers, spans
+from kvbridge_nixl import library, memory, peers, spans
 from kvbridge_nixl.spans import joined, merged
 
 if TYPE_CHECKING:
@@ -220,3 +223,19 @@ def test_a_span_is_registered_once_and_forgotten_with_its_last_user() -> None:
     assert calls == [("register", [(1, 2, 0, ""), (5, 5, 0, "")]), ("deregister", [(5, 5, 0, "")])]
     known.remove("DRAM", [(1, 2, 0)])
     assert calls[-1] == ("deregister", [(1, 2, 0, "")])
+
+
+def test_a_gpu_is_made_current_once_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU here: a stand-in for torch sees what it would be told."""
+    fake_torch = mock.Mock()
+    monkeypatch.setitem(sys.modules, "torch", fake_torch)
+
+    def work() -> None:
+        for number in (1, 1, 0):
+            library.use_gpu(number)
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(5)
+    assert [call.args for call in fake_torch.cuda.set_device.call_args_list] == [(1,), (0,), (1,), (0,)]

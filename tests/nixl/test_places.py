@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from kvbridge.control.messages import MAX_MESSAGE_BYTES
 from kvbridge.errors import CapacityError, KVBridgeError, ProtocolError
+from kvbridge.memory.places import MAX_BLOCKS, MAX_BYTES, Place, decode_place, digest_of, encode_ids
 from kvbridge_nixl import NixlBackend, NixlOptions
 from kvbridge_nixl.card import decode_card
 from kvbridge_nixl.memory import bases
-from kvbridge_nixl.places import MAX_BLOCKS, MAX_BYTES, Place, decode_place, digest_of, encode_ids
 from kvbridge_nixl.transfer import pair
 
 NAME = "a" * 32
@@ -26,7 +26,7 @@ BIG = st.integers(min_value=0, max_value=END - 1)
 
 def _place(rows: Any = ((4096, 512, 0, 512, 16),), blocks: Any = ((3, 1, 2),), **changes: Any) -> Place:
     fields = {
-        "agent": NAME,
+        "owner": NAME,
         "kind": "DRAM",
         "metadata": b"meta",
         "rows": np.array(rows, dtype=np.uint64).reshape(-1, 5).tobytes(),
@@ -94,7 +94,7 @@ ARRAYS = st.binary(max_size=40) | st.sampled_from(
 @example(rows=[(4096, 0, 0, 0, 1 << 60)], which=[0], uses=[0], arrays=[b"i"], skip=0, agent=NAME)
 @example(rows=[(4096, 512, 0, 512, 1 << 40)], which=[0], uses=[0], arrays=[b"i"], skip=0, agent=NAME)
 def test_absurd_fields_raise_nothing_else(rows: Any, which: Any, uses: Any, arrays: Any, skip: int, agent: str) -> None:
-    place = _place(rows, which=tuple(which), ids=(tuple(uses), tuple(arrays)), skip=skip, agent=agent)
+    place = _place(rows, which=tuple(which), ids=(tuple(uses), tuple(arrays)), skip=skip, owner=agent)
     try:
         found = decode_place(msgspec.msgpack.encode(place), NAME)
     except KVBridgeError:
@@ -120,7 +120,7 @@ def test_noise_is_no_place(noise: bytes) -> None:
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        (_place(agent="b" * 32), "names the agent"),
+        (_place(owner="b" * 32), "names the owner"),
         (msgspec.structs.replace(_place(), metadata=b"mete"), "changed on their way"),
         (msgspec.structs.replace(_place(), digest=bytes(16)), "changed on their way"),
         (_place(rows=[(4096, 512, 0, 512, 0)]), "0 blocks"),
@@ -146,7 +146,7 @@ def test_the_library_is_not_called_for_nonsense() -> None:
     held = backend.hold(np.zeros(100, dtype=np.uint8))
     mover = backend.movers.get()
     lib, mover.lib = mover.lib, mock.Mock(side_effect=AssertionError("the library was called"))
-    for descriptor in (b"", b"\xff" * 50, _place(agent="b" * 32).encode(), _place(which=(9,)).encode()):
+    for descriptor in (b"", b"\xff" * 50, _place(owner="b" * 32).encode(), _place(which=(9,)).encode()):
         with pytest.raises(ProtocolError):
             held.write(link, descriptor)
     assert mover.lib.mock_calls == []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvbridge_vllm.launch import EngineSpec
-from tests.checkpoints import make_checkpoint
+from kvbridge_vllm.launch.checkpoints import make_checkpoint
 from tests.plugins.engines import DEV_MODE, ENGINE_ARGS, running, transfer_config
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,9 +33,12 @@ PATIENT = {"claim_timeout": 300, "peer_timeout": 300, "lease": 900}
 """Four workers that spin on two cores keep each other from running for seconds: nothing here is about time."""
 
 
-@pytest.fixture(scope="module")
-def pair(folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]:
-    config = transfer_config("kv_both", **PATIENT)
+LONG = pytest.mark.skipif(not os.environ.get("KVBRIDGE_LONG"), reason="takes minutes: KVBRIDGE_LONG=1 runs it")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("nixl", marks=LONG)])
+def pair(request: pytest.FixtureRequest, folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]:
+    config = transfer_config("kv_both", backend=request.param, **PATIENT)
     config["kv_connector"] = "NixlConnector"
     config["kv_connector_module_path"] = "kvbridge_vllm.nixl_alias"
     specs = [

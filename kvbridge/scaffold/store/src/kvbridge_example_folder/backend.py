@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
-from kvbridge.abc import Move, Store, Stored
+from kvbridge.abc import Move, Ready, Store, Stored, Task
 from kvbridge.capabilities import Capabilities, Probe
 from kvbridge.errors import BackendUnavailableError, DuplicateKeyError
 
@@ -88,35 +88,42 @@ class ExampleFolderBackend(Store[ExampleFolderOptions]):
         steps = write(path, self._unfinished(), header, host_memory(payload))
         return ExampleFolderMove("writing a value", steps)
 
-    def find(self, key: str, *, take: bool) -> Stored | None:
+    def find(self, key: str, *, take: bool) -> Task[Stored | None]:
         """Open a file. To take it, rename it first: of many who try, one can."""
-        path = self._path(key)
         with system_errors("finding a value"):
-            try:
-                if not take:
-                    return ExampleFolderStored(path)
-                mine = self._unfinished()
-                path.rename(mine)
-            except FileNotFoundError:
-                return None
-            try:
-                return ExampleFolderStored(mine)
-            finally:
-                mine.unlink()  # what is open can still be read
+            return Ready(self._take(key) if take else self._open(key))
 
-    def headers(self, keys: Sequence[str]) -> list[bytes | None]:
+    def headers(self, keys: Sequence[str]) -> Task[list[bytes | None]]:
         """Read the beginnings of files."""
         with system_errors("looking for values"):
-            return [self._header(key) for key in keys]
+            return Ready([self._header(key) for key in keys])
 
-    def remove(self, keys: Sequence[str]) -> None:
+    def remove(self, keys: Sequence[str]) -> Task[None]:
         """Delete files. Who has one open may still read it."""
         with system_errors("removing values"):
             for key in keys:
                 self._path(key).unlink(missing_ok=True)
+        return Ready(None)
 
     def close(self) -> None:
         """Do nothing: between two calls nothing is open, and the values are to stay."""
+
+    def _open(self, key: str) -> Stored | None:
+        try:
+            return ExampleFolderStored(self._path(key))
+        except FileNotFoundError:
+            return None
+
+    def _take(self, key: str) -> Stored | None:
+        mine = self._unfinished()
+        try:
+            self._path(key).rename(mine)
+        except FileNotFoundError:
+            return None
+        try:
+            return ExampleFolderStored(mine)
+        finally:
+            mine.unlink()  # what is open can still be read
 
     def _header(self, key: str) -> bytes | None:
         try:

@@ -1,4 +1,7 @@
-"""`Place`: where a payload is, as one peer tells another. It comes from a peer: everything in it is checked."""
+"""`Place`: where a payload is, as one peer's one-sided library tells another. It comes from a peer: all is checked.
+
+For transports whose library reads or writes a peer's memory by address.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,18 @@ class Place(msgspec.Struct, frozen=True):
     """Where a payload is.
 
     Attributes:
-        agent: Name of the agent whose memory it is.
+        owner: Name of the incarnation whose memory it is.
         kind: Kind of memory.
         digest: Names `metadata` and `rows`, see `digest_of`: a peer that knows them does not load them again.
         metadata: What a peer's library needs to reach the memory.
-        rows: The agent's table of blocks.
+        rows: The owner's table of blocks. For each region five 64-bit numbers: address, bytes of a block, device, bytes
+            from one block to the next, number of blocks.
         which: Row of each region.
         ids: Block ids of each region, see `encode_ids`.
         skip: First blocks of every region of the value that are not wanted.
     """
 
-    agent: Annotated[str, Meta(max_length=64)]
+    owner: Annotated[str, Meta(max_length=64)]
     kind: Literal["DRAM", "VRAM"]
     digest: Annotated[bytes, Meta(min_length=16, max_length=16)]
     metadata: bytes
@@ -140,12 +144,12 @@ def _count(array: bytes) -> int:
 _decoder = msgspec.msgpack.Decoder(Place)
 
 
-def decode_place(descriptor: bytes, agent: str) -> Place:
+def decode_place(descriptor: bytes, owner: str) -> Place:
     """Read a peer's description of a payload.
 
     Args:
         descriptor: What the peer sent.
-        agent: Name of the peer's agent, from its card.
+        owner: Name of the peer's incarnation, from its card.
 
     Raises:
         ProtocolError: It is none, or contradicts itself.
@@ -154,16 +158,16 @@ def decode_place(descriptor: bytes, agent: str) -> Place:
         place = _decoder.decode(descriptor)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"the peer described memory in a way unknown here: {error}") from error
-    problem = _wrong_table(place, agent) or _wrong_ids(place)
+    problem = _wrong_table(place, owner) or _wrong_ids(place)
     if problem:
         raise ProtocolError(f"the peer's description of its memory makes no sense: {problem}")
     return place
 
 
-def _wrong_table(place: Place, agent: str) -> str:
+def _wrong_table(place: Place, owner: str) -> str:
     """Say what is wrong with a table. The library takes some tables that leave the memory, or wrap around its end."""
-    if place.agent != agent:
-        return f"it names the agent {place.agent!r}, the peer's is {agent!r}"
+    if place.owner != owner:
+        return f"it names the owner {place.owner!r}, the peer is {owner!r}"
     if place.digest != digest_of(place.metadata, place.rows):
         return "its bytes were changed on their way"
     if len(place.rows) % ROW or any(row >= len(place.rows) // ROW for row in place.which):

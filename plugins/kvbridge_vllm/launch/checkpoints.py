@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 _GAIN = 3.0
 
@@ -64,6 +63,8 @@ def make_checkpoint(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
+        from safetensors.numpy import save_file  # noqa: PLC0415 - comes with vLLM, a peer
+
         save_file(_weights(config, seed), made / "model.safetensors", metadata={"format": "pt"})
         (made / "config.json").write_text(json.dumps(config, indent=2))
         _write_tokenizer(made, config["vocab_size"])
@@ -102,7 +103,7 @@ def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
     vocabulary = {"<unk>": 0, **{f"t{number}": number for number in range(1, vocab_size)}}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
