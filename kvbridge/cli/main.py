@@ -63,6 +63,49 @@ def transfer(backend: str, options: str, rounds: int, *, as_json: bool) -> None:
     raise SystemExit(run(backend, options, rounds, as_json=as_json))
 
 
+@bench.command()
+@click.argument("names", nargs=-1, metavar="[CONNECTOR]...")
+@click.option("--tokens", default="512,2048", show_default=True, help="Lengths of prompts.")
+@click.option("--concurrent", default="1,8", show_default=True, help="Requests at a time.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
+@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
+@click.option("--cache-gib", default=2, show_default=True, type=click.IntRange(1), help="KV cache of each engine.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures.")
+def serve(
+    names: tuple[str, ...],
+    *,
+    tokens: str,
+    concurrent: str,
+    rounds: int,
+    dtype: str,
+    cache_gib: int,
+    json_file: str | None,
+) -> None:
+    """Hand requests over between real engines: time to first token and rate, for each connector in the same run.
+
+    CONNECTOR is a backend, or vllm:NixlConnector, which is vLLM's own. Without any: cpu, nixl and vllm:NixlConnector.
+
+    Exit code: 0, 1 an answer was wrong or an engine failed, 3 a connector cannot work here.
+    """
+    if importlib.util.find_spec("kvbridge_vllm") is None or importlib.util.find_spec("vllm") is None:
+        raise click.UsageError("engines need vLLM: install it beside kvbridge")
+    from kvbridge_vllm.bench.run import run  # noqa: PLC0415 - each command loads what it needs
+
+    chosen = names or ("cpu", "nixl", "vllm:NixlConnector")
+    numbers = [_numbers("tokens", tokens), _numbers("concurrent", concurrent)]
+    raise SystemExit(run(chosen, *numbers, rounds=rounds, dtype=dtype, cache_gib=cache_gib, json_file=json_file))
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        found = [int(one) for one in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise click.UsageError(f"--{name} {text!r}: expected numbers above 0 with commas between them, as 512,2048")
+    return found
+
+
 @main.command(context_settings={"ignore_unknown_options": False})
 @click.argument("names", nargs=-1, metavar="NAME [ID-PREFIX]... | compare A.json B.json...")
 @click.option("--list", "only_list", is_flag=True, help="Print the requirements instead of running them.")

@@ -14,17 +14,6 @@ from tests.nixl.zygote import Early, Zygote
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LONG = ("tests.nixl.test_kills", "tests.nixl.test_load")
-"""Hundreds of killed processes and thousands of transfers: about a minute each on two quiet cores."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("KVBRIDGE_LONG") or os.environ.get("CI"):
-        return
-    for item in items:
-        if getattr(item.module, "__name__", "") in LONG:  # type: ignore[attr-defined]
-            item.add_marker(pytest.mark.skip(reason="takes minutes: KVBRIDGE_LONG=1 runs it"))
-
 
 @pytest.fixture(autouse=True, scope="session")
 def library() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import os
 import sys
 import time
 from collections import deque
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from kvbridge.abc import Transfer
     from kvbridge.conformance.values import Value
     from kvbridge_nixl.backend import NixlBackend
+
+LONG = bool(os.environ.get("KVBRIDGE_LONG"))
+"""Whether tests may take minutes."""
+
+
+def scaled(count: int) -> int:
+    """Return how often to do something: a fifth where tests are not to take minutes."""
+    return count if LONG else count // 5
+
 
 AT_ONCE = 32
 """Transfers under way at a time."""

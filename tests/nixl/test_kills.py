@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvbridge.abc import Key
 from kvbridge.conformance.checks import RequirementError
 from kvbridge.conformance.values import Geometry, PagesValue
+from tests.nixl.load import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,11 @@ WARM = 5
 AHEAD = 3
 """Peers that are being made while another one is at work."""
 
-CASES: list[tuple[dict[str, Any], int]] = [({}, 50), ({"transports": "tcp"}, 50), ({"direction": "read"}, 20)]
+CASES: list[tuple[dict[str, Any], int]] = [
+    ({}, scaled(50)),
+    ({"transports": "tcp"}, scaled(50)),
+    ({"direction": "read"}, scaled(30)),
+]
 """Options, and how many are killed. All at a time, each with a survivor of its own: they wait most of the time."""
 
 

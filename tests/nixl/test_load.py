@@ -11,6 +11,7 @@ import pytest
 from kvbridge.abc import Key
 from kvbridge.conformance.checks import eventually
 from kvbridge.conformance.values import Geometry, PagesValue, TensorValue
+from tests.nixl.load import scaled
 from tests.nixl.zygote import VALID
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ SOON: dict[str, Any] = {"lease": 4.0, "timeout": 4.0}
 """Settings of a node. What its control plane keeps of a transfer, it keeps for so long."""
 
 LONG = 120.0
+RECONNECTS = scaled(200)
 """Seconds that a batch may take on a machine that has other things to do."""
 
 LOST = 8
@@ -46,7 +48,11 @@ def _hand_over(producer: Early, consumer: Early, what: str, value: Any, count: i
         consumer.take_all(producer.where(), prefix, BATCH, value, answer_in=LONG)
 
 
-@pytest.mark.parametrize(("options", "pages", "tensors"), [({}, 10_000, 3000), (TCP, 1000, 500)], ids=["cma", "tcp"])
+@pytest.mark.parametrize(
+    ("options", "pages", "tensors"),
+    [({}, scaled(10_000), scaled(3000)), (TCP, scaled(5000), scaled(2500))],
+    ids=["cma", "tcp"],
+)
 def test_ten_thousand_transfers_leave_nothing(
     peer: Callable[..., Early], options: dict[str, Any], pages: int, tensors: int
 ) -> None:
@@ -80,9 +86,9 @@ def test_two_hundred_reconnects_leave_nothing(peer: Callable[..., Early]) -> Non
     home = producer.where()
     consumers.reconnect(home, "k", 20, PAGES, answer_in=LONG)
     before = producer.used(), consumers.used()
-    consumers.reconnect(home, "k", 200, PAGES, answer_in=LONG)
+    consumers.reconnect(home, "k", RECONNECTS, PAGES, answer_in=LONG)
     more = [node.used().more_than(was) for node, was in zip((producer, consumers), before, strict=True)]
-    print(f"200 reconnects: more at the producer, at the consumers: {more}")
+    print(f"{RECONNECTS} reconnects: more at the producer, at the consumers: {more}")
     for one in more:
         assert one.descriptors <= 2
         assert one.tasks == 0

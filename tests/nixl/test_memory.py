@@ -128,6 +128,7 @@ def test_regions_that_interleave(both: Both, *, stale: bool) -> None:
     first = ""
     if stale:
         both.hand_over(source[10:110], target[10:110])
+        both.producer.await_stats(bytes=0)  # until the tensor is not held any more
         target[:] = 0
         first = both.mover()
     both.producer.backend.register(mine)

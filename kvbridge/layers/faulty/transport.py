@@ -74,7 +74,7 @@ class _Passage:
         return not self._aborted and (event.waits() or event.struck("fail"))
 
     def _strike(self, event: Event) -> MoveState:
-        if event.waits():
+        if event.waits() or not event.struck("fail"):  # a delay may have ended since it was asked
             return MoveState.WAIT
         self._failure = TransportError(f"fault injected at slice {event.index}")
         if self._outcome is MoveState.DONE:
