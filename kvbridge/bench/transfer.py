@@ -59,7 +59,7 @@ class Case:
         """Make the value (or its destination) over a process's memory."""
         if self.layout == "contiguous":
             return memory[: self.nbytes]
-        return Pages.of([Region.over(memory, PAGE)], self.pages(memory, seed))
+        return Pages.of([region_of(memory)], self.pages(memory, seed))
 
     def pages(self, memory: NDArray[np.uint8], seed: int) -> NDArray[np.int64]:
         """Name the pages of the value."""
@@ -67,6 +67,11 @@ class Case:
         if self.layout == "contiguous":
             return np.arange(count)
         return np.random.default_rng(seed).permutation(memory.nbytes // PAGE)[:count]
+
+
+def region_of(memory: NDArray[np.uint8]) -> Region:
+    """Return a process's memory as one region. The backend knows it beforehand, as it knows an engine's cache."""
+    return Region.over(memory, PAGE)
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ def _produce(
     plane, endpoint, buffer = _open(backend, options)
     memory = np.random.default_rng(0).integers(0, 255, max(SIZES), dtype=np.uint8)
     target = np.zeros_like(memory)
+    plane.register([region_of(memory)])
     samples: dict[Case, list[Sample]] = {case: [] for case in CASES}
     raw = _raw(backend, options, memory)
     try:
@@ -189,6 +195,7 @@ def _consume(pipe: Connection, backend: str, options: dict[str, Any]) -> None:
     plane, endpoint, buffer = _open(backend, options)
     source = np.random.default_rng(0).integers(0, 255, max(SIZES), dtype=np.uint8)
     memory = np.zeros_like(source)
+    plane.register([region_of(memory)])
     raw = _raw(backend, options, memory)
     try:
         if raw is not None:

@@ -129,6 +129,18 @@ class Endpoint:
             raise ClosedError(f"the endpoint {self.address} is closed")
         self._reactor.call_soon(call)
 
+    def call_now(self, call: Callable[[], None]) -> None:
+        """Run `call()` at once where this is the endpoint's thread, else as `call_soon` does.
+
+        Raises:
+            ClosedError: The endpoint is closed.
+            KVBridgeError: The endpoint's thread died earlier.
+        """
+        if self._reactor.current:
+            call()
+        else:
+            self.call_soon(call)
+
     def dial(self, address: str, generation: int = 0) -> Transfer[Link]:
         """Get a link to the peer at `address`, an existing one or by a new handshake.
 

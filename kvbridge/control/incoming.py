@@ -103,7 +103,7 @@ class Incoming:
             f"receiving {self._offer.spec.nbytes} bytes from {self._inbox.link.peer.name}",
             lambda: endpoint.call_soon(lambda: self._stop(cancelled("the transfer"))),
         )
-        endpoint.call_soon(lambda: self._start(out, skip, transfer, timeout))
+        endpoint.call_now(lambda: self._start(out, skip, transfer, timeout))
         return transfer
 
     def decline(self) -> None:
@@ -157,8 +157,16 @@ class Incoming:
         else:
             self.endpoint.after(LOST_GRACE, lambda: self._stop(error))
 
+    def keep(self) -> None:
+        """Keep the offer standing, from now on until it ends. One that was just asked for stands for a while."""
+        fresh = self._valid_until - time.monotonic() - self._offer.valid / 2
+        if fresh > 0:
+            self._renewing = self.endpoint.after(fresh, self.renew)
+        else:
+            self.renew()
+
     def renew(self) -> None:
-        """Keep the offer standing, from now on until it ends."""
+        """Ask the sender for another while, again and again until the offer ends."""
         if self.error is not None or self._inbox.gone(self):
             return
         if not self._renewal_sent:
@@ -292,7 +300,7 @@ class Inbox:
             self._next_seq = message.seq + 1
             incoming = Incoming(self, message, self.asked.pop(message.tag, None))
             self._open[message.seq] = incoming
-            incoming.renew()
+            incoming.keep()
             self._arrived(incoming)
             return
         if isinstance(message, End):

@@ -130,6 +130,11 @@ class Reactor:
         self._moves.append(step)
 
     @property
+    def current(self) -> bool:
+        """Whether the caller runs on the thread."""
+        return self._loop is not None and self._loop.current
+
+    @property
     def moving(self) -> bool:
         """Whether anything is in motion."""
         return bool(self._moves)
