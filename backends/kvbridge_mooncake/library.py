@@ -24,8 +24,8 @@ SYSTEM = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1", "libcurl
 DEFAULTS = {
     "MC_LOG_LEVEL": "ERROR",
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
-    "MC_RPC_TIMEOUT_MS": "500",
-    "MC_RPC_CONNECT_TIMEOUT_MS": "200",
+    "MC_RPC_TIMEOUT_MS": "2000",
+    "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
 }
 """Environment that is set unless it is there. With the library's own limit transfers beyond a thousand are refused."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvbridge.memory import Payload, Region
-    from kvbridge_mooncake.engine import Engine
 
 Span = tuple[int, int]
 """Address and bytes."""
@@ -63,14 +62,24 @@ class Blocks:
         return merged(found)
 
 
+class Registrar(Protocol):
+    """Who knows memory: an engine, or a client of the store."""
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Register memory."""
+
+    def unregister(self, address: int) -> None:
+        """Forget memory."""
+
+
 class Memory:
-    """What one engine has registered. Any thread may use it.
+    """What an engine has registered. Any thread may use it.
 
     Args:
         engine: The engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Registrar) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         self._kept: list[Span] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc import Key, Transport
@@ -14,6 +15,7 @@ from kvbridge.conformance.peers import Hosts, RemoteNode
 from kvbridge.conformance.values import TensorValue
 from kvbridge.errors import KVBridgeError
 from kvbridge.registry import load_backend
+from kvbridge.threads import call_all_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,14 +158,25 @@ class World:
     # -- the end ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close every peer, each within a deadline.
+        """Close every peer, each within a deadline: those in processes of their own at the same time.
 
         Raises:
             RequirementError: One hangs, or fails.
         """
-        faults = [fault for one in reversed(self._made) for fault in self._close(one)]
+        faults: list[str] = []
+        remote = [one for one in reversed(self._made) if isinstance(one, RemoteNode)]
+        closing = [partial(self._close_into, faults, one) for one in remote]
+        call_all_within("conformance-close", closing, 2 * CLOSE_WITHIN)
+        for one in reversed(self._made):
+            if not isinstance(one, RemoteNode):
+                faults.extend(self._close(one))
+        for one in remote:
+            self.subject.hosts.give_back(one.host)
         self._made.clear()
         require(not faults, "after the test: " + "; ".join(faults))
+
+    def _close_into(self, faults: list[str], one: Any) -> None:
+        faults.extend(self._close(one))
 
     def _close(self, one: Any) -> list[str]:
         remote = isinstance(one, RemoteNode)
@@ -175,6 +188,4 @@ class World:
                 faults.append(str(error))
                 if remote:
                     one.host.broken = True
-        if remote:
-            self.subject.hosts.give_back(one.host)
         return faults

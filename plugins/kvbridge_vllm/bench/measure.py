@@ -1,0 +1,181 @@
+"""Rounds of requests: every contender in every cell, one after the other, again and again."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvbridge_vllm.bench.pair import Pair
+
+ANSWER = 4
+"""Tokens of an answer: enough for a time between tokens."""
+
+DISTINCT_BYTES = 256 << 20
+"""Bytes of KV of all different prompts of a cell: the prefill engine keeps them."""
+
+SETTLE = 1.0
+"""Seconds after engines were stopped until they are asked: connections are looked at again."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One load.
+
+    Attributes:
+        tokens: Length of each prompt, less one: with that many, blocks are full, and an engine that has them computes
+            one token.
+        concurrent: Requests at a time.
+    """
+
+    tokens: int
+    concurrent: int
+
+    @property
+    def requests(self) -> int:
+        """Requests of a round."""
+        return max(4, self.concurrent)
+
+    def prompts(self, kv_bytes: int, vocabulary: int) -> list[list[int]]:
+        """Make the different prompts of this cell; requests share them when there are more."""
+        count = max(1, min(self.requests, DISTINCT_BYTES // (kv_bytes * self.tokens)))
+        chooser = random.Random(self.tokens)  # noqa: S311 - the same every time
+        return [[chooser.randrange(2, vocabulary) for _ in range(self.tokens + 1)] for _ in range(count)]
+
+
+@dataclass
+class Samples:
+    """What was seen of one contender in one cell, over all rounds.
+
+    Attributes:
+        first: Seconds to the first token, of each request.
+        between: Seconds between two tokens.
+        rates: Requests per second, of each round.
+        cpu: Seconds of processor time for a request, of each round.
+        right: Answers that were right.
+        wrong: Answers that were not.
+    """
+
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    right: int = 0
+    wrong: int = 0
+
+    def row(self, cell: Cell) -> dict[str, Any]:
+        """Summarize."""
+        return {
+            "tokens": cell.tokens,
+            "concurrent": cell.concurrent,
+            "requests": len(self.first),
+            "ttft_median": statistics.median(self.first),
+            "ttft_p95": float(np.percentile(self.first, 95)),
+            "ttft_min": min(self.first),
+            "between_median": statistics.median(self.between) if self.between else None,
+            "requests_per_s": statistics.median(self.rates),
+            "cpu_seconds_per_request": statistics.median(self.cpu),
+            "right": self.right,
+            "wrong": self.wrong,
+        }
+
+
+class Measurement:
+    """All contenders under the same loads.
+
+    Args:
+        pairs: Their engines, ready and stopped.
+        cells: The loads.
+        kv_bytes: Bytes of KV for one token.
+        vocabulary: Size of the model's vocabulary.
+        tell: Called with what is going on.
+    """
+
+    def __init__(
+        self, pairs: Sequence[Pair], cells: Sequence[Cell], kv_bytes: int, vocabulary: int, tell: Callable[[str], None]
+    ) -> None:
+        self._pairs = pairs
+        self._cells = cells
+        self._kv_bytes = kv_bytes
+        self._tell = tell
+        self._prompts = {cell: cell.prompts(kv_bytes, vocabulary) for cell in cells}
+        self._expected: dict[Cell, list[str]] = {}
+        self.samples = {(pair.contender.name, cell): Samples() for pair in pairs for cell in cells}
+        self.floors: dict[Cell, float] = {}
+
+    def prepare(self) -> None:
+        """Let every prefill engine compute every prompt, and every pair get to know each other."""
+        for pair in self._pairs:
+            pair.go_on()
+            for cell in self._cells:
+                self._tell(f"{pair.contender.name}: computing prompts of {cell.tokens} tokens")
+                for prompt in self._prompts[cell]:
+                    pair.prefill.complete(prompt, max_tokens=1, timeout=600)
+            self._warm(pair)
+            if not self._expected:
+                self._find_expected(pair)
+            pair.stop()
+
+    def _warm(self, pair: Pair) -> None:
+        prompt = self._prompts[self._cells[0]][0]
+        for _ in range(2):
+            pair.answer(pair.decode, prompt, ANSWER, pair.compute(prompt))
+
+    def _find_expected(self, pair: Pair) -> None:
+        """Ask an engine that has the KV for the answers, and for the time of the first token."""
+        for cell in self._cells:
+            answers = [pair.answer(pair.prefill, prompt, ANSWER) for prompt in self._prompts[cell]]
+            self._expected[cell] = [text for _, text in answers]
+            times = [pair.answer(pair.prefill, self._prompts[cell][0], 1)[0][0] for _ in range(5)]
+            self.floors[cell] = statistics.median(times) + _copy_seconds(cell.tokens * self._kv_bytes)
+
+    def round(self, tell: Callable[[str], None]) -> None:
+        """Measure everybody once in every cell."""
+        for cell in self._cells:
+            for pair in self._pairs:
+                tell(f"{pair.contender.name}: {cell.concurrent} x {cell.tokens} tokens")
+                pair.go_on()
+                time.sleep(SETTLE)
+                self._warm(pair)
+                self._measure(pair, cell)
+                pair.stop()
+
+    def _measure(self, pair: Pair, cell: Cell) -> None:
+        found = self.samples[pair.contender.name, cell]
+        prompts, expected = self._prompts[cell], self._expected[cell]
+
+        def ask(number: int) -> tuple[list[float], bool]:
+            prompt = prompts[number % len(prompts)]
+            times, text = pair.answer(pair.decode, prompt, ANSWER, pair.compute(prompt))
+            return times, text == expected[number % len(prompts)]
+
+        used, start = pair.cpu_seconds(), time.perf_counter()
+        with ThreadPoolExecutor(cell.concurrent) as pool:
+            answers = list(pool.map(ask, range(cell.requests)))
+        found.rates.append(cell.requests / (time.perf_counter() - start))
+        found.cpu.append((pair.cpu_seconds() - used) / cell.requests)
+        for times, right in answers:
+            found.first.append(times[0])
+            found.between.extend(after - before for before, after in itertools.pairwise(times))
+            found.right += right
+            found.wrong += not right
+
+
+def _copy_seconds(nbytes: int) -> float:
+    source = np.ones(nbytes, dtype=np.uint8)
+    target = np.zeros_like(source)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

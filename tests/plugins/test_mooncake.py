@@ -1,0 +1,94 @@
+"""The same on engines whose KV moves by Mooncake: from cache to cache, and by way of its store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvbridge_mooncake.services import Services
+from kvbridge_vllm.launch import EngineSpec
+from tests.plugins.engines import (
+    DEV_MODE,
+    ENGINE_ARGS,
+    counter,
+    decode,
+    eventually,
+    plain,
+    prefill,
+    prompt,
+    running,
+    transfer_config,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kvbridge_vllm.launch import Engine
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[Services]:
+    made = Services("1GB")
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module", params=["mooncake", "mooncake-store"])
+def pair(
+    request: pytest.FixtureRequest, folder: Path, checkpoint: Path, services: Services
+) -> Iterator[tuple[Engine, Engine]]:
+    options = {"master": services.master} if request.param == "mooncake-store" else {}
+    specs = [
+        EngineSpec(
+            f"{request.param}-{role}",
+            checkpoint,
+            kv_transfer_config=transfer_config(role, backend=request.param, options=options, lease=60),
+            cpus=str(index),
+            extra_args=ENGINE_ARGS,
+            env=DEV_MODE,
+        )
+        for index, role in enumerate(("kv_producer", "kv_consumer"))
+    ]
+    with running(specs, folder) as engines:
+        yield engines[0], engines[1]
+
+
+@pytest.mark.parametrize("length", [33, 200, 1000])
+def test_what_was_prefilled_elsewhere_is_decoded_alike(
+    pair: tuple[Engine, Engine], oracle: Engine, length: int
+) -> None:
+    producer, consumer = pair
+    tokens = prompt(length, seed=920)
+    loads = counter(consumer, "loads")
+    assert decode(consumer, tokens, prefill(producer, tokens)) == plain(oracle, tokens)
+    assert eventually(lambda: counter(consumer, "loads") == loads + 1)
+
+
+def test_params_of_another_prompt_are_of_no_use(pair: tuple[Engine, Engine], oracle: Engine) -> None:
+    producer, consumer = pair
+    mine, other = prompt(200, seed=921), prompt(200, seed=922)
+    recomputed = counter(consumer, "recomputed")
+    assert decode(consumer, mine, prefill(producer, other)) == plain(oracle, mine)
+    assert eventually(lambda: counter(consumer, "recomputed") == recomputed + 1)
+
+
+def test_the_decode_engine_survives_the_death_of_the_prefill_engine(
+    pair: tuple[Engine, Engine], oracle: Engine, request: pytest.FixtureRequest
+) -> None:
+    """The last test of a pair: it kills an engine. What it had put into a store is still there."""
+    producer, consumer = pair
+    tokens, later = prompt(200, seed=923), prompt(210, seed=924)
+    params, unfetched = prefill(producer, tokens), prefill(producer, later)
+    assert decode(consumer, tokens, params) == plain(oracle, tokens)
+    loads, recomputed = counter(consumer, "loads"), counter(consumer, "recomputed")
+    producer.kill()
+    assert decode(consumer, later, unfetched) == plain(oracle, later)
+    stored = "store" in producer.spec.name
+    assert eventually(lambda: counter(consumer, "loads") == loads + stored)
+    assert eventually(lambda: counter(consumer, "recomputed") == recomputed + (not stored))
+    assert consumer.healthy()
