@@ -7,38 +7,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from kvbridge_mooncake.memory import Blocks
 
 MOST = 32 << 20
 """Bytes of a piece at most."""
 
+FEW, SHORT = 64, 32 << 10
+"""Pieces that are more than this, and shorter on average, are slower to name one by one than to copy into one."""
 
-def pieces(blocks: Blocks, skip: int = 0, spare: int = 0) -> tuple[list[int], list[int]]:
+
+def pieces(blocks: Blocks) -> tuple[list[int], list[int]]:
     """Name the memory of a payload's blocks, region by region, neighbours in one piece.
 
     Args:
         blocks: The blocks.
-        skip: Blocks before those of every region, which are not wanted.
-        spare: Address of memory as large as the largest block, for what is not wanted.
 
     Returns:
         Addresses and bytes.
     """
-    addresses: list[NDArray[np.int64]] = []
-    sizes: list[NDArray[np.int64]] = []
-    for row, ids in zip(blocks.rows.astype(np.int64), blocks.ids, strict=True):
-        unwanted = np.full(skip, spare, dtype=np.int64)
-        addresses += [unwanted, row[0] + ids * row[3]]
-        sizes.append(np.full(skip + len(ids), row[1], dtype=np.int64))
-    if not sizes:
+    parts = [
+        (row[0] + ids * row[3], np.full(len(ids), row[1], dtype=np.int64))
+        for row, ids in zip(blocks.rows.astype(np.int64), blocks.ids, strict=True)
+        if len(ids)
+    ]
+    if not parts:
         return [], []
-    address, size = np.concatenate(addresses), np.concatenate(sizes)
-    keep = size > 0
-    address, size = address[keep], size[keep]
-    if not len(address):
-        return [], []
+    address, size = (np.concatenate([part[index] for part in parts]) for index in range(2))
     apart = np.diff(address) != size[:-1]
     starts = np.concatenate(([0], np.flatnonzero(apart) + 1))
     lengths = np.add.reduceat(size, starts)
@@ -46,3 +40,8 @@ def pieces(blocks: Blocks, skip: int = 0, spare: int = 0) -> tuple[list[int], li
     offsets = (np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)) * MOST
     found = np.repeat(address[starts], counts) + offsets
     return found.tolist(), np.minimum(np.repeat(lengths, counts) - offsets, MOST).tolist()
+
+
+def small(found: tuple[list[int], list[int]]) -> bool:
+    """Whether pieces are so many and so short that a copy is faster."""
+    return len(found[1]) > FEW and sum(found[1]) < SHORT * len(found[1])

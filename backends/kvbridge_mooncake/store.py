@@ -22,16 +22,17 @@ import numpy as np
 from kvbridge.abc import MoveState, Store, Stored, Task
 from kvbridge.capabilities import Capabilities, Probe
 from kvbridge.errors import BackendUnavailableError, DuplicateKeyError, KVBridgeError, LeaseExpiredError
+from kvbridge.memory.copying import slices
 from kvbridge.memory.payload import spec_of
 from kvbridge.threads import Loop, Pool
 from kvbridge_mooncake import library
 from kvbridge_mooncake.client import Client, DownError, check_master
 from kvbridge_mooncake.memory import Blocks, Memory
 from kvbridge_mooncake.options import MooncakeStoreOptions
-from kvbridge_mooncake.pieces import pieces
+from kvbridge_mooncake.pieces import pieces, small
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvbridge.abc import Move
     from kvbridge.memory import Payload, Region
@@ -40,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 8
 """Calls of the library at one time."""
+
+SLICE_BYTES = 4 << 20
+"""Bytes that are copied at a time, where values are copied."""
 
 RENEWAL = 3.0
 """Seconds between two words to the library that what was found is still wanted. Its own lease is ten by default."""
@@ -124,9 +128,8 @@ class MooncakeStore(Store[MooncakeStoreOptions]):
 
     def put(self, key: str, header: bytes, payload: Payload) -> Move:
         """Put the bytes, then the head."""
-        blocks = Blocks(payload)
         nbytes = spec_of(payload).nbytes
-        return self.pool.run(lambda: self._put(key, header, blocks, nbytes))
+        return self.pool.run(lambda: self._put(key, header, payload, nbytes))
 
     def find(self, key: str, *, take: bool) -> Task[Stored | None]:
         """Look at the head, and keep the bytes from being evicted."""
@@ -155,16 +158,12 @@ class MooncakeStore(Store[MooncakeStoreOptions]):
 
     # -- on the pool's threads --------------------------------------------------------------------------------
 
-    def _put(self, key: str, header: bytes, blocks: Blocks, nbytes: int) -> None:
+    def _put(self, key: str, header: bytes, payload: Payload, nbytes: int) -> None:
         if self._heads([key])[0] is not None:
             raise DuplicateKeyError(f"the key {key!r} has a value: use a new key")
         name = secrets.token_hex(16)
         if nbytes:
-            lent = self.memory.lend(blocks)
-            try:
-                self.client.put_from(self._bytes(name), pieces(blocks))
-            finally:
-                self.memory.take_back(lent)
+            self._put_bytes(self._bytes(name), payload, nbytes)
         head = msgspec.msgpack.encode(Head(name, nbytes, header))
         try:
             self.client.put(self._head(key), head)
@@ -175,6 +174,26 @@ class MooncakeStore(Store[MooncakeStoreOptions]):
         if not mine:
             self._discard([name])
             raise DuplicateKeyError(f"the key {key!r} got a value from somebody else at the same time")
+
+    def _put_bytes(self, name: str, payload: Payload, nbytes: int) -> None:
+        blocks = Blocks(payload)
+        target = pieces(blocks)
+        if small(target):
+            packed = np.empty(nbytes, dtype=np.uint8)
+            for part in slices(payload, SLICE_BYTES):
+                part.gather(packed)
+            blocks = Blocks(packed)
+            target = pieces(blocks)
+        with self._registered(blocks):
+            self.client.put_from(name, target)
+
+    @contextlib.contextmanager
+    def _registered(self, blocks: Blocks) -> Iterator[None]:
+        lent = self.memory.lend(blocks)
+        try:
+            yield
+        finally:
+            self.memory.take_back(lent)
 
     def _find(self, key: str, *, take: bool) -> Stored | None:
         head = self._heads([key])[0]
@@ -244,19 +263,23 @@ class MooncakeStore(Store[MooncakeStoreOptions]):
 
     # -- for what was found -----------------------------------------------------------------------------------
 
-    def read(self, head: Head, blocks: Blocks, skip: int) -> None:
+    def read(self, head: Head, out: Payload, skip: int) -> None:
         """Get the bytes of a value. On a pool's thread."""
-        spare = np.empty(max((int(row[1]) for row in blocks.rows), default=0), dtype=np.uint8) if skip else None
-        lent = self.memory.lend(blocks)
-        if spare is not None:
-            self.client.register(spare.ctypes.data, spare.nbytes)
-        try:
-            target = pieces(blocks, skip, 0 if spare is None else spare.ctypes.data)
-            code = self.client.get_into(self._bytes(head.name), target)
-        finally:
-            if spare is not None:
-                self.client.unregister(spare.ctypes.data)
-            self.memory.take_back(lent)
+        blocks = Blocks(out)
+        target = pieces(blocks)
+        if not skip and not small(target):
+            with self._registered(blocks):
+                self._get_bytes(head, target)
+            return
+        packed = np.empty(head.nbytes, dtype=np.uint8)
+        whole = Blocks(packed)
+        with self._registered(whole):
+            self._get_bytes(head, pieces(whole))
+        for part in slices(out, SLICE_BYTES, skip):
+            part.scatter(packed)
+
+    def _get_bytes(self, head: Head, target: tuple[list[int], list[int]]) -> None:
+        code = self.client.get_into(self._bytes(head.name), target)
         if code < 0 and code not in (-704, -707, -800):
             self.client.check("getting a value", code)
         if code != head.nbytes:
@@ -301,11 +324,11 @@ class MooncakeStored(Stored):
 
     def read(self, out: Payload, skip: int) -> Move:
         """Get the bytes."""
-        head, store, blocks = self._head, self._store, Blocks(out)
+        head, store = self._head, self._store
 
         def read() -> None:
             if head.nbytes:
-                store.read(head, blocks, skip)
+                store.read(head, out, skip)
 
         return store.pool.run(read)
 
