@@ -36,6 +36,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         transfer_timeout: Seconds that moving one request's KV may take before the load counts as failed.
         peer_timeout: Seconds after which a peer that is stopped or cut off counts as lost. One that died is noticed
             at once. Raise it where more threads spin than there are cores.
+        secret_file: File with a secret that all engines share, for this user's eyes only: who does not know it cannot
+            connect, and the control plane is encrypted. Both sides need one, or neither.
         model_id: Name of the model for the check of two engines against each other; the model path by default.
             Set it where the same model lies under two paths.
     """
@@ -48,6 +50,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     claim_timeout: float = 5.0
     transfer_timeout: float = 30.0
     peer_timeout: float = 6.0
+    secret_file: str = ""
     model_id: str = ""
 
 

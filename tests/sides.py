@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Side:
-    def __init__(self, backend: Transport[Any]) -> None:
+    def __init__(self, backend: Transport[Any], **settings: Any) -> None:
         self.backend = backend
-        self.endpoint = Endpoint(backend)
+        self.endpoint = Endpoint(backend, **settings)
         self.buffer = backend.open_buffer(self.endpoint, timeout=10)
 
     def close(self) -> None:
@@ -27,8 +27,10 @@ class Side:
 
 
 @contextmanager
-def two_sides(producer: Transport[Any], consumer: Transport[Any]) -> Iterator[tuple[Side, Side]]:
-    made = [Side(producer), Side(consumer)]
+def two_sides(
+    producer: Transport[Any], consumer: Transport[Any], settings: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+) -> Iterator[tuple[Side, Side]]:
+    made = [Side(producer, **settings[0]), Side(consumer, **settings[1])]
     try:
         yield made[0], made[1]
     finally:

@@ -132,6 +132,8 @@ def _check_pair(parsed: Sequence[tuple[str, dict[str, Any]]], typed: Sequence[Co
         here, there = getattr(first, field), getattr(second, field)
         if here != there:
             findings.append(f"{field}: {here!r} against {there!r}; both engines need the same")
+    if bool(first.secret_file) != bool(second.secret_file):
+        findings.append("secret_file: only one has it; both engines need a file with the same secret, or neither")
     if first.port and first.port == second.port and first.host == second.host:
         findings.append(f"port: both are {first.port} on {first.host}; use 0 for ephemeral ports")
     return findings

@@ -73,9 +73,10 @@ class Endpoint:
         host: Address to bind and advertise. Loopback by default: exposing it is a decision.
         port: 0 for an ephemeral port.
         peer_timeout: Seconds after which a peer that is stopped or cut off counts as lost.
+        secret: What every peer has to know, too: connections are encrypted then. Empty for none.
 
     Raises:
-        ConfigError: The address cannot be bound; the message names host, port and option.
+        ConfigError: The address cannot be bound, or the secret is none; the message says which and what to do.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Endpoint:
         host: str = "127.0.0.1",
         port: int = 0,
         peer_timeout: float = PEER_TIMEOUT,
+        secret: str = "",
     ) -> None:
         self.backend = backend
         self.hung_after = HUNG_FACTOR * peer_timeout
@@ -99,7 +101,7 @@ class Endpoint:
         )
         self.counters: Counter[str] = Counter()
         check_sendable(self.here)
-        self._sockets = Sockets(host, port, peer_timeout)
+        self._sockets = Sockets(host, port, peer_timeout, secret)
         self.address = self._sockets.address
         self.here = msgspec.structs.replace(self.here, address=self.address)
         self.fences = Fences(self)

@@ -43,6 +43,7 @@ class Dial:
         self._socket: Outbound = sockets.connect(address, self)
         self._socket.send(encode(Hello(PROTOCOL, endpoint.here)))
         self._connected = False
+        self._mistrusted = False
         endpoint.after(timeout, self._expire)
 
     @property
@@ -81,10 +82,22 @@ class Dial:
         """Take note that the peer's host accepted the connection."""
         self._connected = True
 
+    def mistrusted(self) -> None:
+        """Take note that the connection could not be secured, or that the other side wants it to be."""
+        self._mistrusted = True
+
     def disconnected(self) -> None:
         """Take note that the peer's socket is gone or refused the connection."""
-        if self.link is None:
-            self.end(PeerLostError(f"nobody listens at {self.address}: the peer is not there or has died"))
+        if self.link is None and self._mistrusted:
+            self.end(
+                HandshakeError(
+                    f"the connection to {self.address} could not be secured: both sides need the same secret, see "
+                    "`secret_file`, or neither has one"
+                )
+            )
+        elif self.link is None:
+            secret = ", or has another secret (see `secret_file`)" if self._connected else ""
+            self.end(PeerLostError(f"nobody listens at {self.address}: the peer is not there, has died{secret}"))
         else:
             error = lost(self.link.peer.name, "its process closed the connection")
             self._endpoint.after(GONE_GRACE, lambda: self.end(error))

@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvbridge.control.messages import MAX_MESSAGE_BYTES, Message, encode
+from kvbridge.control.secret import Keys
 from kvbridge.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from kvbridge.control.outbound import Dial
 
 LOST_EVENTS = int(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+
+MISTRUST_EVENTS = int(
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 MAX_SOCKETS = 16384
 """Sockets of an endpoint; a dialled peer takes three."""
@@ -45,7 +50,7 @@ class Outbound:
         self._owner = owner
         self.dealer: zmq.Socket[bytes] | None = dealer
         self.dial = dial
-        self.monitor = dealer.get_monitor_socket(LOST_EVENTS | zmq.EVENT_CONNECTED)
+        self.monitor = dealer.get_monitor_socket(LOST_EVENTS | MISTRUST_EVENTS | zmq.EVENT_CONNECTED)
 
     def send(self, frame: bytes) -> None:
         """Send a frame; dropped when the socket is closed or its queue is full."""
@@ -70,18 +75,23 @@ class Sockets:
         port: Port to bind; 0 for an ephemeral one.
         peer_timeout: Seconds after which a connection without heartbeats is closed: its process is stopped, or the
             network gone. A process that died closes its connections at once.
+        secret: What peers have to know, too; empty for nothing.
 
     Raises:
         ConfigError: The address cannot be bound.
     """
 
-    def __init__(self, host: str, port: int, peer_timeout: float) -> None:
+    def __init__(self, host: str, port: int, peer_timeout: float, secret: str = "") -> None:
+        self._keys = Keys.of(secret) if secret else None
         self._heartbeat_timeout = int(peer_timeout * 1000)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._router = self._context.socket(zmq.ROUTER)
         self._configure(self._router)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if self._keys is not None:
+            self._router.curve_server = True
+            self._router.curve_secretkey = self._keys.private
         try:
             self._router.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -121,6 +131,9 @@ class Sockets:
                 f"cannot open another connection: {error.strerror}; raise the limit of open files"
             ) from error
         self._configure(dealer)
+        if self._keys is not None:
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+            dealer.curve_serverkey = self._keys.public
         outbound = Outbound(self, dealer, dial)
         try:
             dealer.connect(address)
@@ -202,8 +215,11 @@ class Sockets:
             except zmq.Again:
                 break
             if ready is outbound.monitor:
-                if parse_monitor_message(parts)["event"] & LOST_EVENTS:
+                event = parse_monitor_message(parts)["event"]
+                if event & LOST_EVENTS:
                     frames.append((outbound.dial, None))
+                elif event & MISTRUST_EVENTS:
+                    outbound.dial.mistrusted()
                 else:
                     outbound.dial.connected()
             else:

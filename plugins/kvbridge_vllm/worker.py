@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.connector.handoff_worker import HandoffWorker
 from kvbridge.control.endpoint import Endpoint
+from kvbridge.control.secret import read_secret
 from kvbridge.registry import create_backend
 from kvbridge_vllm.layout import cache_layout, fingerprint, refuse_unsupported
 from kvbridge_vllm.metrics import Differences, KVBridgeStats
@@ -67,6 +68,7 @@ class WorkerSide:
             host=config.host,
             port=config.port and config.port + rank,
             peer_timeout=config.peer_timeout,
+            secret=read_secret(config.secret_file),
         )
         self._buffer = self._backend.open_buffer(self._endpoint, lease=config.lease, timeout=config.transfer_timeout)
         self._half = self._half_class(

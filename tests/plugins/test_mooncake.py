@@ -43,11 +43,15 @@ def pair(
     request: pytest.FixtureRequest, folder: Path, checkpoint: Path, services: Services
 ) -> Iterator[tuple[Engine, Engine]]:
     options = {"master": services.master} if request.param == "mooncake-store" else {}
+    secret = folder / "secret"  # here, so that it is seen to work between engines
+    secret.write_text("a secret that both engines know")
+    secret.chmod(0o600)
+    extra = {"options": options, "lease": 60, "secret_file": str(secret)}
     specs = [
         EngineSpec(
             f"{request.param}-{role}",
             checkpoint,
-            kv_transfer_config=transfer_config(role, backend=request.param, options=options, lease=60),
+            kv_transfer_config=transfer_config(role, backend=request.param, **extra),
             cpus=str(index),
             extra_args=ENGINE_ARGS,
             env=DEV_MODE,
