@@ -30,7 +30,8 @@ def show(*, as_json: bool, probe: bool) -> int:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
         _table(rows)
-    return 1 if any(row["available"] is False for row in rows) else 0
+    broken = any(row["broken"] for row in rows)
+    return int(broken or (probe and not any(row["available"] for row in rows)))
 
 
 def _row(entry: Entry, found: Probed | None, *, twice: bool) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def _row(entry: Entry, found: Probed | None, *, twice: bool) -> dict[str, Any]:
         "version": entry.version,
         "target": entry.target,
         "available": None if found is None else found.probe.ok,
+        "broken": twice or (found is not None and bool(found.fault)),
         "reason": "" if found is None else found.probe.reason,
         "capabilities": None,
     }

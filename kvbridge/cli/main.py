@@ -24,7 +24,7 @@ def main() -> None:
 def backends(*, as_json: bool, no_probe: bool) -> None:
     """List installed backends and whether they work on this machine.
 
-    Exit code: 0, or 1 when a backend that was found cannot work here.
+    Exit code: 0; 1 when one is broken, which is more than that this machine lacks something, or when none works here.
     """
     from kvbridge.cli.backends import show  # noqa: PLC0415 - each command loads what it needs
 
