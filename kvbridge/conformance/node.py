@@ -21,7 +21,9 @@ from kvbridge.conformance.values import (
     PagesValue,
     TensorValue,
     Value,
+    check_tensor_marked,
     make_tensor,
+    mark_tensor,
     packed,
     require_same,
     tensor_content,
@@ -65,7 +67,7 @@ class Node:
         lease: Default lease of the buffer, in seconds.
         timeout: Default deadline of a transfer, in seconds.
         faults: For each of `"hold"`, `"land"`, `"write"` the faults of a transport's steps: as `(kind, at)`, or as
-            `(kind, when)` for the first, or a dict of the seed and rates of random ones.
+            `(kind, when)` for the first, `(kind, when, 0)` for all, or a dict of the seed and rates of random ones.
         metered: Whether calls into a transport are timed.
         echo: Whether every control message is sent twice.
         scope: What comes before the names of this node's keys.
@@ -109,6 +111,7 @@ class Node:
         self._caches: dict[Geometry, Cache] = {}
         self._sources: dict[str, tuple[Value, Payload]] = {}
         self._outs: dict[str, tuple[Value, Payload, Sequence[int] | None]] = {}
+        self._marked_at_once: dict[str, threading.Event] = {}
 
     def _linked(self, link: Link) -> None:
         self.links.append(link)
@@ -196,7 +199,13 @@ class Node:
         """Check that nothing was written to a destination since it was marked."""
         value, out, into = self._outs[name]
         what = "memory that was given back, and written to afterwards"
-        if isinstance(value, TensorValue):
+        if name in self._marked_at_once:
+            require(self._marked_at_once[name].wait(SOON), "nobody was told that the transfer is over")
+            if isinstance(value, TensorValue):
+                check_tensor_marked(out, what)
+            else:
+                self._cache(value.geometry).check_marked(value.ids if into is None else into, what)
+        elif isinstance(value, TensorValue):
             require_same(tensor_content(out), np.full(value.nbytes, MARK, dtype=np.uint8), what)
         else:
             ids = value.ids if into is None else into
@@ -384,6 +393,10 @@ class Node:
             f"the transfer never came to where the test stops it: {_STOPS[where]}, or it did and nothing came of it",
         )
 
+    def expect_pause(self, where: str) -> None:
+        """Forget that a step was paused before: another one is to be."""
+        self.faults[where].reached.clear()
+
     def cancel_when_paused(self, name: str, where: str) -> None:
         """Cancel what was begun at the moment when a step is paused, on its thread, and with bytes in motion."""
         cancel = self._transfers[name][0].cancel
@@ -393,7 +406,17 @@ class Node:
 
     def mark_when_over(self, name: str) -> None:
         """Write over a destination at the moment when its transfer is over, as the fastest engine would."""
-        self._transfers[name][0].on_done(lambda _: self.mark(name))
+        value, out, into = self._outs[name]
+        marked = self._marked_at_once[name] = threading.Event()
+
+        def mark(_: object) -> None:
+            if isinstance(value, TensorValue):
+                mark_tensor(out)
+            else:
+                self._cache(value.geometry).mark(value.ids if into is None else into)
+            marked.set()
+
+        self._transfers[name][0].on_done(mark)
 
     def overwrite_when_over(self, name: str) -> None:
         """Write other bytes over a source at the moment when its insert is over."""
@@ -410,6 +433,14 @@ class Node:
     def close_endpoint(self) -> None:
         """Close the endpoint alone."""
         self.endpoint.close()
+
+    def close_backend(self) -> float:
+        """Close all in order; return how many seconds the backend alone took."""
+        self.buffer.close()
+        self.endpoint.close()
+        start = time.monotonic()
+        self.backend.close()
+        return time.monotonic() - start
 
     def close(self) -> float:
         """Close all in order; return how many seconds it took. Idempotent."""
@@ -437,5 +468,8 @@ def _plan(faults: dict[str, Any] | Sequence[tuple[Any, Any]]) -> Faults:
     if isinstance(faults, dict):
         return Faults(**faults)
     return Faults(
-        *(Fault(kind, at=where) if isinstance(where, int) else Fault(kind, when=where) for kind, where in faults)
+        *(
+            Fault(kind, at=where, count=1) if isinstance(where, int) else Fault(kind, when=where, count=count[0])
+            for kind, where, *count in ((*one, 1) for one in faults)
+        )
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 
 class Resources(msgspec.Struct, frozen=True):
@@ -117,3 +117,21 @@ def _shared() -> tuple[str, ...]:
             except OSError:
                 continue
     return tuple(sorted(found))
+
+
+def unused(names: Collection[str]) -> set[str]:
+    """Return those of files in /dev/shm that no living process of this user has open or mapped: others have theirs."""
+    left = set(names)
+    for process in Path("/proc").iterdir():
+        if left and process.name.isdigit():
+            left -= _shared_by(process, left)
+    return left
+
+
+def _shared_by(process: Path, names: Collection[str]) -> set[str]:
+    try:
+        seen = (process / "maps").read_text(encoding="utf-8", errors="replace")
+        seen += "\n".join(str(link.readlink()) for link in (process / "fd").iterdir())
+    except OSError:
+        return set()  # it has ended, or is another user's
+    return {name for name in names if f"/dev/shm/{name}" in seen}  # noqa: S108 - looked at, not written to

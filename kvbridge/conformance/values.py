@@ -26,6 +26,9 @@ CANARY = 0xA5
 MARK = 0x5A
 """What is written over memory that belongs to its owner again."""
 
+SPARSE = 1021
+"""Bytes from one mark to the next where marking has to be quicker than whoever may still write."""
+
 CHANCE = 4
 """How many times as often as by chance a byte must be found to mean something."""
 
@@ -160,6 +163,20 @@ class Cache:
             self._check_gaps(flat, size, what)
             start = end
 
+    def mark(self, ids: Sequence[int]) -> None:
+        """Write some bytes over blocks, all over them, at once."""
+        self.written.update(ids)
+        for index, size in enumerate(self.geometry.page_bytes):
+            flat = self._read(index)
+            self._rows(flat, size)[np.ix_(np.asarray(ids), _marked(size))] = MARK
+            self._write(index, flat)
+
+    def check_marked(self, ids: Sequence[int], what: str) -> None:
+        """Check that what was marked is as it was."""
+        for index, size in enumerate(self.geometry.page_bytes):
+            found = self._rows(self._read(index), size)[np.ix_(np.asarray(ids), _marked(size))]
+            require_still_marked(found.reshape(-1), f"{what}, region {index}")
+
     def _check_gaps(self, flat: NDArray[np.uint8], size: int, what: str) -> None:
         if self.geometry.gap:
             gaps = flat.reshape(self.geometry.num_blocks, size + self.geometry.gap)[:, size:]
@@ -178,6 +195,30 @@ class Cache:
         memory = self._memory[index]
         if not isinstance(memory, np.ndarray):
             memory.copy_(_torch().from_numpy(flat))
+
+
+def mark_tensor(tensor: Any) -> None:
+    """Write some bytes over a tensor, all over it, at once."""
+    content = tensor_content(tensor)
+    content[_marked(content.size)] = MARK
+
+
+def check_tensor_marked(tensor: Any, what: str) -> None:
+    """Check that what was marked is as it was."""
+    content = tensor_content(tensor)
+    require_still_marked(content[_marked(content.size)], what)
+
+
+def require_still_marked(found: NDArray[np.uint8], what: str) -> None:
+    """Fail if somebody has written over marks."""
+    wrong = int((found != MARK).sum())
+    if wrong:
+        raise RequirementError(f"{what}: {wrong} of {found.size} marks in it were overwritten")
+
+
+def _marked(size: int) -> NDArray[np.int64]:
+    """The end first: it is written last."""
+    return np.arange(size - 1, -1, -SPARSE)
 
 
 def make_tensor(value: TensorValue, *, filled: bool) -> Any:

@@ -139,14 +139,16 @@ class World:
         """Who moves the bytes, `"producer"` or `"consumer"`, and where a fault strikes that: `"write"` or `"land"`."""
         return ("producer", "write") if self.capabilities.mover == "producer" else ("consumer", "land")
 
-    def stopped(self, when: When = "before", kind: Kind = "pause") -> dict[str, Any]:
+    def stopped(self, when: When = "before", kind: Kind = "pause", *, always: bool = False) -> dict[str, Any]:
         """Settings of `pair` or `linked`: the first transfer stops, or its mover dies, at a moment of its first slice.
+
+        Always: at each slice of every transfer.
 
         Before it; once it was asked for, when a backend's own threads have begun; once something came of it, when bytes
         have moved.
         """
         who, where = self.moving
-        return {who: {"faults": {where: [(kind, when)]}}}
+        return {who: {"faults": {where: [(kind, when, 0 if always else 1)]}}}
 
     @staticmethod
     def some(offer: Offered | None) -> Offered:

@@ -189,6 +189,20 @@ class RefusesEmpty(Mutant):
         return super().hold(payload)
 
 
+class LingersInClose(Mutant):
+    """Waits for its consumers when it closes."""
+
+    held = False
+
+    def hold(self, payload: Any) -> Held:
+        self.held = True
+        return super().hold(payload)
+
+    def close(self) -> None:
+        time.sleep(2.5 if self.held else 0)
+        super().close()
+
+
 class NeverFrees(Mutant):
     """Gives nothing back to its pool."""
 
@@ -311,6 +325,19 @@ class ThreadGoesOn(Mutant):
                 self.aborted = True
 
         return GoesOn(super().land(link, spec, descriptor, out, skip), out)  # type: ignore[return-value]
+
+
+class ThreadEndsItsSlice(Mutant):
+    """Reports an end while its thread ends the slice that it is in."""
+
+    def land(self, link: Any, spec: Any, descriptor: bytes, out: Any, skip: int) -> Landing:
+        class EndsSlice(ByAThread):
+            def step(self) -> MoveState:
+                if self.stopping:
+                    raise cancelled("the copy")
+                return super().step()
+
+        return EndsSlice(super().land(link, spec, descriptor, out, skip), out)  # type: ignore[return-value]
 
 
 class ThreadFailsOn(Mutant):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.conformance.checks import eventually, require, require_raises
 from kvbridge.conformance.requirement import must
+from kvbridge.conformance.resources import unused
 from kvbridge.conformance.values import TensorValue
 from kvbridge.errors import KVBridgeError, PeerLostError, PipeBrokenError
 from kvbridge.layers.faulty import MOMENTS, When
@@ -30,6 +31,12 @@ LATER: tuple[When, ...] = ("asked", "moved")
 """Moments with bytes in motion."""
 
 LARGE = 8 << 20
+
+HUGE = 64 << 20
+"""Bytes that are more than sockets hold."""
+
+CLOSES = 2.0
+"""Seconds in which a backend closes."""
 
 
 def _goes_on(world: World, producer: Any, consumer: Any) -> str:
@@ -227,7 +234,27 @@ def test_killed_leaves_nothing(world: World) -> None:
         world.peer(name="next", port=port).close()
     after = watcher.resources()
     for where, left in (
-        ("in /dev/shm", set(after.shared) - set(before.shared)),
+        ("in /dev/shm", unused(set(after.shared) - set(before.shared))),
         ("in the folder for temporary files", set(after.files) - set(before.files)),
     ):
         require(len(left) < 4, f"files {where} after 4 peers were killed: {sorted(left)}")  # noqa: PLR2004 - of 4
+
+
+@must("fault/11-stopped-consumer", needs=("buffer", "tensors"), processes=True, transport=True)
+def test_stopped_consumer(world: World) -> None:
+    """When a consumer is stopped in mid-transfer its producer serves others, and its backend closes within 2 s."""
+    who, where = world.moving
+    producer, consumer = world.pair(**world.stopped("asked"))
+    other = world.peer(name="other")
+    value = world.value(HUGE)
+    producer.begin_insert("k", "k", value)
+    consumer.begin("s", "select", world.key("k", producer), value, timeout=LONG)
+    (producer if who == "producer" else consumer).await_paused(where)
+    consumer.host.stop()
+    if who == "producer":
+        producer.resume(where)
+    for _ in range(3):
+        _goes_on(world, producer, other)
+    seconds = producer.close_backend()
+    consumer.host.go_on()
+    require(seconds < CLOSES, f"the backend took {seconds:.1f} s to close, expected less than {CLOSES:g} s")
