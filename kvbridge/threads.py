@@ -103,7 +103,8 @@ class Pool:
         """Run a call on one of the threads, which are started when they are needed.
 
         Args:
-            call: What to run. It must not call into kvbridge.
+            call: What to run. It must not touch endpoints, buffers, pipes or transfers; what only computes, such as
+                `kvbridge.memory`, it may use. It runs whether anybody steps the task or not.
 
         Returns:
             A task whose `step` returns WAIT until the call has ended, then DONE, or raises what the call raised; its
