@@ -82,10 +82,10 @@ class Store(Backend[O]):
 
     Threads: `put`, `find`, `headers`, `remove` and everything on the moves and tasks that they return is called on
     the endpoint's thread, and returns within a few milliseconds. What takes longer goes on between two steps: in a
-    library, or on a worker thread, on which a store may use the payload, and `kvbridge.memory` to copy it, but
-    no endpoint, buffer or transfer; `step` then only looks whether it has ended. `kvbridge.threads.Pool` makes a task of a call that blocks.
-    Many moves and tasks are under way at one time, but of the calls for one key the core makes one after the other,
-    except that it asks for `headers` at any time.
+    library, or on a worker thread, on which a store may use the payload, and `kvbridge.memory` to copy it, but no
+    endpoint, buffer or transfer; `step` then only looks whether it has ended. `kvbridge.threads.Pool` makes a task of
+    a call that blocks. Many moves and tasks are under way at one time, but of the calls for one key the core makes one
+    after the other, except that it asks for `headers` at any time.
 
     Errors: the call may raise them, or any step of what it returned.
 
