@@ -1,41 +1,44 @@
-"""What the cards of backends have in common: a checksum, and where the process is that made one."""
+"""Cards with a checksum: changed bytes can crash a library that is given them."""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from kvbridge.errors import ProtocolError
+
+C = TypeVar("C", bound=msgspec.Struct)
 
 CHECKSUM = 16
 """Bytes of a checksum."""
 
 
-def seal(body: bytes) -> bytes:
-    """Put a checksum before bytes: changed ones can crash a library that is given them."""
+def seal(card: msgspec.Struct) -> bytes:
+    """Return a card as bytes, its checksum before it."""
+    body = msgspec.msgpack.encode(card)
     return _checksum(body) + body
 
 
-def unseal(sealed: bytes, backend: str) -> bytes:
-    """Return the bytes that were sealed.
+def unseal(sealed: bytes, kind: type[C], backend: str) -> C:
+    """Read a card.
+
+    Args:
+        sealed: What a peer sent.
+        kind: Of the card.
+        backend: Whose cards these are, for the message.
 
     Raises:
-        ProtocolError: They were not sealed, or changed since.
+        ProtocolError: It is none, or was changed on its way.
     """
     checksum, body = sealed[:CHECKSUM], sealed[CHECKSUM:]
     if _checksum(body) != checksum:
         raise ProtocolError(f"the card is not one of the backend {backend!r}, or was changed on its way")
-    return body
-
-
-def host_identity() -> tuple[str, str]:
-    """Name this kernel and PID namespace, and this kernel and network namespace.
-
-    Processes with the same first name may reach into each other, those with the same second one share loopback.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    pid, net = (Path(f"/proc/self/ns/{kind}").readlink() for kind in ("pid", "net"))
-    return f"{boot}/{pid}", f"{boot}/{net}"
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"the card is not one of the backend {backend!r}: {error}") from error
 
 
 def _checksum(body: bytes) -> bytes:

@@ -11,13 +11,13 @@ import mmap
 import os
 import secrets
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from kvbridge.errors import PeerLostError, TransportError
+from kvbridge.machine import host_identity
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,12 +47,6 @@ class Card(msgspec.Struct, frozen=True):
     host: str
 
 
-def host_identity() -> str:
-    """Name this kernel and PID namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
-
-
 class Segment:
     """Shared memory that this process owns.
 
@@ -78,7 +72,7 @@ class Segment:
         nonce = secrets.token_bytes(NONCE)
         view[:NONCE] = np.frombuffer(nonce, dtype=np.uint8)
         self.memory: NDArray[np.uint8] = view[HEADER:]
-        self.card = Card(os.getpid(), self._fd, total, nonce, host_identity())
+        self.card = Card(os.getpid(), self._fd, total, nonce, host_identity()[0])
 
     def close(self) -> None:
         """Close the descriptor. Idempotent. The mapping goes with the last view of `memory`."""
@@ -95,7 +89,7 @@ def open_peer(card: Card) -> NDArray[np.uint8]:
         PeerLostError: The peer is gone.
         TransportError: It cannot be opened; the message says why.
     """
-    if card.host != host_identity():
+    if card.host != host_identity()[0]:
         raise TransportError(
             "the peer is on another host or in another PID namespace: the cpu backend shares memory within one; "
             "choose a network backend"

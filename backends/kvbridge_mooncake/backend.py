@@ -7,15 +7,14 @@ import sys
 import time
 import uuid
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from kvbridge.abc import Held, Landing, MoveState, Transport
 from kvbridge.capabilities import Capabilities, Probe
-from kvbridge.cards import host_identity
 from kvbridge.errors import BackendUnavailableError, KVBridgeError
+from kvbridge.machine import has_gpu, has_rdma, host_identity
 from kvbridge.threads import Pool
 from kvbridge_mooncake import library
 from kvbridge_mooncake.card import Card, decode_card
@@ -84,7 +83,7 @@ class MooncakeBackend(Transport[MooncakeOptions]):
         why = library.missing()
         if why:
             return Probe(ok=False, reason=why)
-        if options.protocol == "rdma" and not library.has_rdma():
+        if options.protocol == "rdma" and not has_rdma():
             return Probe(ok=False, reason="options.protocol is 'rdma' and this machine has no RDMA device: use 'tcp'")
         if any(character.isspace() or not character.isprintable() for character in options.host + options.device):
             return Probe(ok=False, reason="options.host and options.device are names without blanks")
@@ -172,4 +171,4 @@ def _is_loopback(host: str) -> bool:
 
 def _moves_cuda(options: MooncakeOptions) -> bool:
     module = library.load("engine", environment(options))
-    return bool(module.SUPPORT_CUDA) and any(Path("/dev").glob("nvidia[0-9]*"))
+    return bool(module.SUPPORT_CUDA) and has_gpu()

@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 from kvbridge.cards import seal, unseal
-from kvbridge.errors import ProtocolError
 
 Word = Annotated[str, Meta(max_length=320)]
 
@@ -36,10 +35,7 @@ class Card(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Return it as bytes with a checksum."""
-        return seal(msgspec.msgpack.encode(self))
-
-
-_decoder = msgspec.msgpack.Decoder(Card)
+        return seal(self)
 
 
 def decode_card(card: bytes) -> Card:
@@ -48,7 +44,4 @@ def decode_card(card: bytes) -> Card:
     Raises:
         ProtocolError: It is none, or was changed on its way.
     """
-    try:
-        return _decoder.decode(unseal(card, "mooncake"))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError(f"the card is not one of the backend 'mooncake': {error}") from error
+    return unseal(card, Card, "mooncake")

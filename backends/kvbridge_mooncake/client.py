@@ -36,7 +36,7 @@ class DownError(TransportError):
 
 
 class Client:
-    """A client of a store. Any thread may call; every call may wait for the master, for half a second at most.
+    """A client of a store. Any thread may call; every call may wait for the master, some seconds at most.
 
     Args:
         options: Where the master is, and what this process contributes.
@@ -56,7 +56,6 @@ class Client:
         check_master(options.master)  # the library would wait for a minute and a half
         module = load("store", {"MC_FORCE_TCP": "1"} if options.protocol == "tcp" else {})
         self._lib: Any = module.MooncakeDistributedStore()
-        self._config = module.ReplicateConfig()
         code = self._lib.setup(
             options.host,
             options.metadata,

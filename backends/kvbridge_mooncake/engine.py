@@ -36,11 +36,6 @@ class Engine:
             raise BackendUnavailableError(f"Mooncake's transfer engine did not start (code {code}): see its log lines")
         self.session = f"{options.host}:{self._lib.get_rpc_port()}"
 
-    @property
-    def open(self) -> bool:
-        """Whether it was not closed."""
-        return self._lib is not None
-
     def register(self, address: int, nbytes: int) -> None:
         """Let peers reach memory.
 

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.errors import BackendUnavailableError
@@ -97,12 +96,6 @@ def load(name: str, environment: Mapping[str, str]) -> Any:
         raise BackendUnavailableError(f"Mooncake cannot be loaded: {error}") from error
     _forked = True
     return found
-
-
-def has_rdma() -> bool:
-    """Whether this machine has an RDMA device."""
-    folder = Path("/sys/class/infiniband")
-    return folder.is_dir() and any(folder.iterdir())
 
 
 def _loads(library: str) -> bool:

@@ -156,6 +156,18 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
+def cut(sizes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cut runs of bytes that are longer than `most`.
+
+    Returns:
+        For each piece the index of its run, where in it it starts, and its bytes.
+    """
+    counts = -(-sizes // most)
+    which = np.repeat(np.arange(len(sizes)), counts)
+    starts = (np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)) * most
+    return which, starts, np.minimum(sizes[which] - starts, most)
+
+
 def _around(span: Span, known: Iterable[Span]) -> Span | None:
     """Return one that covers a span."""
     end = span[0] + span[1]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvbridge_mooncake.memory import cut
+
 if TYPE_CHECKING:
     from kvbridge_mooncake.memory import Blocks
 
@@ -35,11 +37,8 @@ def pieces(blocks: Blocks) -> tuple[list[int], list[int]]:
     address, size = (np.concatenate([part[index] for part in parts]) for index in range(2))
     apart = np.diff(address) != size[:-1]
     starts = np.concatenate(([0], np.flatnonzero(apart) + 1))
-    lengths = np.add.reduceat(size, starts)
-    counts = -(-lengths // MOST)
-    offsets = (np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)) * MOST
-    found = np.repeat(address[starts], counts) + offsets
-    return found.tolist(), np.minimum(np.repeat(lengths, counts) - offsets, MOST).tolist()
+    which, within, lengths = cut(np.add.reduceat(size, starts), MOST)
+    return (address[starts][which] + within).tolist(), lengths.tolist()
 
 
 def small(found: tuple[list[int], list[int]]) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 from kvbridge.abc import MoveState, Store, Stored, Task
 from kvbridge.capabilities import Capabilities, Probe
 from kvbridge.errors import BackendUnavailableError, DuplicateKeyError, KVBridgeError, LeaseExpiredError
+from kvbridge.machine import has_rdma
 from kvbridge.memory.copying import slices
 from kvbridge.memory.payload import spec_of
 from kvbridge.threads import Loop, Pool
@@ -96,7 +97,7 @@ class MooncakeStore(Store[MooncakeStoreOptions]):
         if not sys.platform.startswith("linux"):
             return Probe(ok=False, reason="it needs Linux")
         why = library.missing()
-        if not why and options.protocol == "rdma" and not library.has_rdma():
+        if not why and options.protocol == "rdma" and not has_rdma():
             why = "options.protocol is 'rdma' and this machine has no RDMA device: use 'tcp'"
         try:
             options.segment_bytes(), options.buffer_bytes()

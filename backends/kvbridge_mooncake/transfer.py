@@ -14,6 +14,7 @@ import numpy as np
 from kvbridge.abc import Move, MoveState
 from kvbridge.errors import KVBridgeError, PeerLostError, ProtocolError
 from kvbridge.transfer import cancelled
+from kvbridge_mooncake.memory import cut
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -181,7 +182,9 @@ def runs(blocks: Blocks, place: Place, skip: int) -> Runs:
         empty = np.empty(0, dtype=np.int64)
         return empty, empty, empty
     local, remote, sizes = (np.concatenate([part[index] for part in parts]) for index in range(3))
-    return _cut(*_joined(local, remote, sizes))
+    local, remote, sizes = _joined(local, remote, sizes)
+    index, starts, lengths = cut(sizes, RUN_BYTES)
+    return local[index] + starts, remote[index] + starts, lengths
 
 
 def _joined(local: NDArray[np.int64], remote: NDArray[np.int64], sizes: NDArray[np.int64]) -> Runs:
@@ -191,11 +194,3 @@ def _joined(local: NDArray[np.int64], remote: NDArray[np.int64], sizes: NDArray[
     starts = np.concatenate(([0], np.flatnonzero(apart) + 1)) if len(local) else np.empty(0, dtype=np.int64)
     lengths = np.add.reduceat(sizes, starts) if len(starts) else sizes
     return local[starts], remote[starts], lengths
-
-
-def _cut(local: NDArray[np.int64], remote: NDArray[np.int64], sizes: NDArray[np.int64]) -> Runs:
-    """Cut runs that are too long."""
-    counts = -(-sizes // RUN_BYTES)
-    offsets = (np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)) * RUN_BYTES
-    longest = np.minimum(np.repeat(sizes, counts) - offsets, RUN_BYTES)
-    return np.repeat(local, counts) + offsets, np.repeat(remote, counts) + offsets, longest

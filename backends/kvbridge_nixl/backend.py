@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvbridge.abc import Held, Landing, Transport
 from kvbridge.capabilities import Capabilities, Probe
-from kvbridge.cards import host_identity
 from kvbridge.errors import BackendUnavailableError, KVBridgeError
+from kvbridge.machine import has_gpu, has_rdma, host_identity
 from kvbridge.threads import Loop
 from kvbridge_nixl import library
 from kvbridge_nixl.agent import Agent, Movers
@@ -60,7 +60,7 @@ class NixlBackend(Transport[NixlOptions]):
         self._capabilities = Capabilities.of_transport(
             mover="consumer" if self.reads else "producer",
             cuda=_moves_cuda(self.main.lib, options.plugin),
-            cross_host=options.net_devices != LOOPBACK and (not self.reads or library.has_rdma()),
+            cross_host=options.net_devices != LOOPBACK and (not self.reads or has_rdma()),
         )
         self._shown = 0
         self._wake = threading.Event()
@@ -79,7 +79,7 @@ class NixlBackend(Transport[NixlOptions]):
         wrong = _wrong_options(options)
         if wrong:
             return Probe(ok=False, reason=wrong)
-        ways = ["CMA" if library.has_cma() else "no CMA", "RDMA" if library.has_rdma() else "no RDMA device"]
+        ways = ["CMA" if library.has_cma() else "no CMA", "RDMA" if has_rdma() else "no RDMA device"]
         where = f"{options.plugin} on {options.net_devices}"
         return Probe(ok=True, reason=f"{package} {_version(package)}, {where}, {', '.join(ways)}")
 
@@ -107,7 +107,7 @@ class NixlBackend(Transport[NixlOptions]):
                 "the peer is on another host, or in a container with a network of its own, and options.net_devices is "
                 f"{LOOPBACK!r} here: name a device that reaches it, e.g. 'eth0'"
             )
-        if self.reads and there.host != self._card.host and not library.has_rdma():
+        if self.reads and there.host != self._card.host and not has_rdma():
             return "direction 'read' is for processes of one host, or RDMA: use 'write' between hosts over TCP"
         return None
 
@@ -181,7 +181,7 @@ def _wrong_options(options: NixlOptions) -> str:
     named = bool(options.transports) and not options.transports.startswith("^")
     if named and not chosen & set(ACTIVE):
         return f"options.transports is {options.transports!r}: name one of {', '.join(ACTIVE)} beside it, e.g. tcp"
-    if options.direction == "read" and not library.has_rdma():
+    if options.direction == "read" and not has_rdma():
         if named and not chosen & set(READING):
             return (
                 f"options.direction is 'read' and options.transports {options.transports!r}: a reader that dies would "
@@ -207,4 +207,4 @@ def _version(package: str = "") -> str:
 
 
 def _moves_cuda(agent: Any, plugin: str) -> bool:
-    return library.has_gpu() and "VRAM_SEG" in map(str, agent.get_backend_mem_types(plugin))
+    return has_gpu() and "VRAM_SEG" in map(str, agent.get_backend_mem_types(plugin))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbridge.errors import BackendUnavailableError, KVBridgeError, PeerLostError, TransportError
+from kvbridge.machine import has_rdma
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,17 +57,6 @@ def package() -> str | None:
 def is_orphan() -> bool:
     """Whether this process was forked while agents lived: UCX then waits for a thread that is its parent's."""
     return _forked
-
-
-def has_rdma() -> bool:
-    """Whether this machine has an RDMA device."""
-    folder = Path("/sys/class/infiniband")
-    return folder.is_dir() and any(folder.iterdir())
-
-
-def has_gpu() -> bool:
-    """Whether this machine has a GPU of NVIDIA's, whoever uses it."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def use_gpu(number: int) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from kvbridge.control.link import Link
     from kvbridge.control.messages import Message
+    from kvbridge.layers.faulty import Kind, When
     from kvbridge.memory import Payload
     from kvbridge.transfer import Transfer
 
@@ -435,8 +436,9 @@ class Node:
         self.endpoint.close()
 
     def close_backend(self) -> float:
-        """Close all in order; return how many seconds the backend alone took."""
-        self.buffer.close()
+        """Close all in order; return how many seconds the backend alone took. Idempotent."""
+        if self.backend.capabilities.buffer:
+            self.buffer.close()
         self.endpoint.close()
         start = time.monotonic()
         self.backend.close()
@@ -445,10 +447,7 @@ class Node:
     def close(self) -> float:
         """Close all in order; return how many seconds it took. Idempotent."""
         start = time.monotonic()
-        if self.backend.capabilities.buffer:
-            self.buffer.close()
-        self.endpoint.close()
-        self.backend.close()
+        self.close_backend()
         return time.monotonic() - start
 
 
@@ -467,9 +466,8 @@ def _less(value: PagesValue, skip: int) -> Any:
 def _plan(faults: dict[str, Any] | Sequence[tuple[Any, Any]]) -> Faults:
     if isinstance(faults, dict):
         return Faults(**faults)
-    return Faults(
-        *(
-            Fault(kind, at=where, count=1) if isinstance(where, int) else Fault(kind, when=where, count=count[0])
-            for kind, where, *count in ((*one, 1) for one in faults)
-        )
-    )
+    return Faults(*(_fault(*one) for one in faults))
+
+
+def _fault(kind: Kind, where: int | When, count: int = 1) -> Fault:
+    return Fault(kind, at=where) if isinstance(where, int) else Fault(kind, when=where, count=count)

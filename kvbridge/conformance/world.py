@@ -29,6 +29,10 @@ CLOSE_WITHIN = 10.0
 """Seconds after which closing a node counts as hanging."""
 
 
+LATER: tuple[When, ...] = ("asked", "moved")
+"""Moments with bytes in motion: a backend's own threads at work, and something moved of which nobody has heard."""
+
+
 class NotRunError(Exception):
     """A requirement cannot be tried here; the message says what it lacks."""
 

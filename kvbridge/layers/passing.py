@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from kvbridge.memory import Payload, Region, Spec
 
 
-class PassingHeld(Held):
-    """A held payload that passes everything on."""
+class _Described:
+    """Has the descriptor of what is inside, whenever that is set."""
 
-    def __init__(self, inner: Held) -> None:
-        self.inner = inner
+    inner: Held | Landing
 
     @property
     def descriptor(self) -> bytes:
@@ -30,6 +29,15 @@ class PassingHeld(Held):
     @descriptor.setter
     def descriptor(self, value: bytes) -> None:
         self.inner.descriptor = value
+
+
+class PassingHeld(_Described, Held):
+    """A held payload that passes everything on."""
+
+    inner: Held
+
+    def __init__(self, inner: Held) -> None:
+        self.inner = inner
 
     def step(self) -> MoveState:
         """Do a slice of preparing."""
@@ -59,28 +67,10 @@ class PassingMove(Move):
         self.inner.abort()
 
 
-class PassingLanding(Landing):
+class PassingLanding(_Described, PassingMove, Landing):
     """A landing that passes everything on."""
 
-    def __init__(self, inner: Landing) -> None:
-        self.inner = inner
-
-    @property
-    def descriptor(self) -> bytes:
-        """What the inner one says now."""
-        return self.inner.descriptor
-
-    @descriptor.setter
-    def descriptor(self, value: bytes) -> None:
-        self.inner.descriptor = value
-
-    def step(self) -> MoveState:
-        """Do a slice."""
-        return self.inner.step()
-
-    def abort(self) -> None:
-        """Ask for an end."""
-        self.inner.abort()
+    inner: Landing
 
     def release(self) -> None:
         """Give back what the landing uses."""

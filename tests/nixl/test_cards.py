@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvbridge.cards import host_identity
 from kvbridge.errors import KVBridgeError, ProtocolError
+from kvbridge.machine import host_identity
 from kvbridge_nixl import NixlBackend, NixlOptions
 from kvbridge_nixl.card import Card, decode_card
 

@@ -10,8 +10,9 @@ from kvbridge.conformance.checks import eventually, require, require_raises
 from kvbridge.conformance.requirement import must
 from kvbridge.conformance.resources import unused
 from kvbridge.conformance.values import TensorValue
+from kvbridge.conformance.world import LATER
 from kvbridge.errors import KVBridgeError, PeerLostError, PipeBrokenError
-from kvbridge.layers.faulty import MOMENTS, When
+from kvbridge.layers.faulty import MOMENTS
 
 if TYPE_CHECKING:
     from kvbridge.conformance.world import World
@@ -26,9 +27,6 @@ PATIENCE = 1.5
 """`peer_timeout` of tests in which a peer is stopped."""
 
 LONG = 30.0
-
-LATER: tuple[When, ...] = ("asked", "moved")
-"""Moments with bytes in motion."""
 
 LARGE = 8 << 20
 

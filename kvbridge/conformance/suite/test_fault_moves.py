@@ -17,8 +17,9 @@ from kvbridge.conformance.checks import eventually, require, require_equal, requ
 from kvbridge.conformance.requirement import must
 from kvbridge.conformance.resources import growth, resources
 from kvbridge.conformance.values import CANARY, Geometry, PagesValue, TensorValue
+from kvbridge.conformance.world import LATER
 from kvbridge.errors import CancelledError, HandshakeError, KVBridgeError, TransportError
-from kvbridge.layers.faulty import MOMENTS, When
+from kvbridge.layers.faulty import MOMENTS
 from kvbridge.memory import TensorSpec
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ TURNS = 20
 
 TRIES = 8
 """How often a transfer is aborted while a backend's own threads work."""
-
-LATER: tuple[When, ...] = ("asked", "moved")
-"""Moments with bytes in motion: a backend's own threads at work, and something moved of which nobody has heard."""
 
 SHORT = 0.02
 """Seconds within which a thread has ended what it was about."""

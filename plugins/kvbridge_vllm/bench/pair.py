@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbridge_vllm.launch import Engine, EngineSpec
@@ -14,7 +15,6 @@ from kvbridge_vllm.launch.process import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from kvbridge_vllm.bench.contenders import Contender
 
@@ -101,7 +101,12 @@ class Pair:
         for engine in self._engines:
             for pid in engine.processes():
                 with contextlib.suppress(OSError):
-                    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+                    fields = (
+                        Path(f"/proc/{pid}/stat")
+                        .read_text(encoding="ascii", errors="replace")
+                        .rpartition(")")[2]
+                        .split()
+                    )
                     ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -136,8 +141,3 @@ class Pair:
         self.go_on()
         for engine in self._engines:
             engine.stop()
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - a file of the kernel's
-        return file.read()
