@@ -21,6 +21,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         buffer: `open_buffer` works.
         takes: `drop_select` and `claim(take=True)` work: exactly one caller gets a value, whichever process he is in.
         tombstones: A key whose value was taken, dropped or has expired says so at once, in every process.
+        slots: `open_pool` works: it keeps blocks of a cache for reuse.
         shared: Values live in a store and outlive the process that inserted them; `Key.home` does not matter.
         tensors: Payloads may be tensors.
         pages: Payloads may be `Pages`.
@@ -40,6 +41,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     buffer: bool = False
     takes: bool = False
     tombstones: bool = False
+    slots: bool = False
     shared: bool = False
     tensors: bool = False
     pages: bool = False
@@ -62,6 +64,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         cross_process: bool = True,
         cross_host: bool = False,
         detaches: bool = False,
+        slots: bool = False,
         max_value_bytes: int = 0,
         capacity_bytes: int = 0,
     ) -> Capabilities:
@@ -77,6 +80,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
             cross_process=cross_process,
             cross_host=cross_host,
             detaches=detaches,
+            slots=slots,
             mover=mover,
             max_value_bytes=max_value_bytes,
             capacity_bytes=capacity_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from decimal import Decimal
+from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -23,12 +24,66 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
+class HandoffConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`handoff`: which backend hands KV over to another engine.
+
+    Attributes:
+        backend: Name of an installed backend.
+        options: Options of that backend.
+    """
+
+    backend: str
+    options: dict[str, Any] = {}
+
+
+class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One tier of `reuse`. The first keeps blocks in slots of its own; the others are stores.
+
+    Attributes:
+        backend: Name of an installed backend: for the first tier one with slots, such as `cpu`; else a store.
+        options: Options of that backend.
+        capacity: First tier: bytes that each worker keeps at most.
+        policy: First tier: what is given up when it is full, `lru`, `arc`, `s3fifo`, or a policy of a plugin.
+        share: First tier: whether all engines of this user on this host that compute the same KV use one pool. The
+            policy is `lru` then.
+        decoded: First tier: whether blocks of generated tokens are kept too, beside those of prompts.
+        min_tokens: First tier: fewer tokens than this are computed rather than loaded.
+        exclusive: Lower tiers: whether a block comes into the tier when the slots give it up, and leaves it when it
+            comes back (true), or is written to it as soon as it is kept at all (false).
+        timeout: Lower tiers: seconds that a request waits for the tier's answer. Then it is computed.
+        failures: Lower tiers: after so many failures in a row the tier is left alone for a while.
+        retry: Lower tiers: for so many seconds, at first.
+    """
+
+    backend: str = "cpu"
+    options: dict[str, Any] = {}
+    capacity: int | str = "1GiB"
+    policy: str = "lru"
+    share: bool = False
+    decoded: bool = True
+    min_tokens: int = 1
+    exclusive: bool = False
+    timeout: float = 1.0
+    failures: int = 3
+    retry: float = 5.0
+
+
+FIRST_TIER = ("capacity", "policy", "share", "decoded", "min_tokens")
+"""Options of the first tier only."""
+
+LOWER_TIERS = ("exclusive", "timeout", "failures", "retry")
+"""Options of the tiers below it only."""
+
+
 class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`kv_connector_extra_config` of the vLLM connector.
 
     Attributes:
-        backend: Name of an installed backend; `kvbridge backends` lists them.
+        backend: Name of an installed backend; `kvbridge backends` lists them. With `reuse` and without `handoff` it
+            is what keeps blocks for reuse, else what hands KV over.
         options: Options of that backend.
+        handoff: Which backend hands KV over, where it is not the only thing that is wanted.
+        reuse: Where blocks are kept that may be wanted again: one tier, or several, the fastest first.
         host: Address on which a worker's control port is bound and advertised. Loopback by default.
         port: First control port; worker rank `r` binds `port + r`. 0 for ephemeral ports.
         lease: Seconds for which prefilled KV waits for its decode request.
@@ -42,8 +97,10 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             Set it where the same model lies under two paths.
     """
 
-    backend: str
+    backend: str = ""
     options: dict[str, Any] = {}
+    handoff: HandoffConfig | None = None
+    reuse: tuple[TierConfig, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0
     lease: float = 60.0
@@ -52,6 +109,13 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     peer_timeout: float = 6.0
     secret_file: str = ""
     model_id: str = ""
+
+    def backends(self) -> list[tuple[str, HandoffConfig | TierConfig]]:
+        """List what names a backend, and where its options stand in the configuration, with a dot after it."""
+        found: list[tuple[str, HandoffConfig | TierConfig]] = []
+        if self.handoff is not None:
+            found.append(("" if self.backend else "handoff.", self.handoff))
+        return found + [(f"reuse[{index}].", tier) for index, tier in enumerate(self.reuse)]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -89,6 +153,8 @@ def _check_keys(kind: type[msgspec.Struct], values: Mapping[str, Any], path: str
         if key not in known:
             raise ConfigError(f"{path}.{key}: unknown option; {nearest(str(key), known)}")
         inner = known[key].type
+        if isinstance(inner, UnionType):  # such as `Struct | None`
+            inner = next((one for one in inner.__args__ if one is not type(None)), inner)
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct) and isinstance(value, dict):
             _check_keys(inner, value, f"{path}.{key}")
 
@@ -99,7 +165,8 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
     Raises:
         ConfigError: It is not usable; the message says what was found, what was expected and what to do.
     """
-    config = convert(ConnectorConfig, values, "kv_connector_extra_config")
+    path = "kv_connector_extra_config"
+    config = convert(ConnectorConfig, _with_tiers(values, path), path)
     for name, low, high in (
         ("port", 0, 65535),
         ("lease", 0.1, 86400),
@@ -109,8 +176,54 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
     ):
         value = getattr(config, name)
         if not low <= value <= high:
-            raise ConfigError(f"kv_connector_extra_config.{name}: found {value}, expected {low} to {high}")
+            raise ConfigError(f"{path}.{name}: found {value}, expected {low} to {high}")
+    if config.backend:
+        if config.handoff is not None or config.reuse:
+            raise ConfigError(
+                f"{path}.backend: beside handoff and reuse, each of which names its own backend; move it, and its "
+                "options, to the one that is meant"
+            )
+        return msgspec.structs.replace(config, handoff=HandoffConfig(backend=config.backend, options=config.options))
+    if config.handoff is None and not config.reuse:
+        raise ConfigError(f"{path}.backend: missing; name a backend to hand KV over, or say handoff or reuse")
+    if config.options:
+        raise ConfigError(f"{path}.options: without backend; handoff and each tier of reuse have options of their own")
     return config
+
+
+def _with_tiers(values: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Bring the short ways to write `reuse` into the one long way: a list of tiers."""
+    if not isinstance(values, dict) or values.get("reuse") is None:
+        return values
+    found = dict(values)
+    tiers = found["reuse"] if isinstance(found["reuse"], list) else [found["reuse"]]
+    if not tiers:
+        raise ConfigError(f"{path}.reuse: found an empty list, expected at least one tier")
+    if found.get("handoff") is None and "backend" in found and isinstance(tiers[0], dict) and "backend" not in tiers[0]:
+        named = {key: found.pop(key) for key in ("backend", "options") if key in found}
+        tiers = [{**named, **tiers[0]}, *tiers[1:]]
+    for index, tier in enumerate(tiers):
+        where = f"{path}.reuse[{index}]" if isinstance(found["reuse"], list) else f"{path}.reuse"
+        checked = convert(TierConfig, tier, where)
+        wrong = [key for key in (LOWER_TIERS if index == 0 else FIRST_TIER) if key in tier]
+        if wrong:
+            which = "of the tiers below the first" if index == 0 else "of the first tier"
+            raise ConfigError(f"{where}.{wrong[0]}: this is an option {which} only")
+        if index and "backend" not in tier:
+            raise ConfigError(f"{where}.backend: missing; a tier below the first names a store")
+        if checked.timeout <= 0 or checked.retry <= 0 or checked.failures < 1 or checked.min_tokens < 1:
+            raise ConfigError(f"{where}: timeout, retry, failures and min_tokens are positive numbers")
+    if tiers[0].get("share"):
+        _check_shared(tiers, f"{path}.reuse")
+    found["reuse"] = tiers
+    return found
+
+
+def _check_shared(tiers: list[dict[str, Any]], path: str) -> None:
+    if tiers[0].get("policy", "lru") != "lru":
+        raise ConfigError(f"{path}.policy: found {tiers[0]['policy']!r}; a pool that engines share has the policy lru")
+    if any(tier.get("exclusive") for tier in tiers):
+        raise ConfigError(f"{path}.exclusive: blocks of a pool that engines share are written through, not moved")
 
 
 def parse_bytes(value: int | str, path: str) -> int:

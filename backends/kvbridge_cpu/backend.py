@@ -17,12 +17,17 @@ from kvbridge.memory import Payload, Spec, spec_of
 from kvbridge.memory.allocator import ALIGNMENT, Allocator
 from kvbridge_cpu.moves import VALUE_HEADER, FollowedValue, Place, PooledValue
 from kvbridge_cpu.segment import Card, Segment, open_peer
+from kvbridge_cpu.slots import HostSlots
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
+    from kvbridge.abc import SlotPool
     from kvbridge.control.link import Link
+    from kvbridge.memory import Region
 
 
 class CpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,6 +64,7 @@ class CpuBackend(Transport[CpuOptions]):
         self._capabilities = Capabilities.of_transport(
             mover="consumer",
             detaches=True,
+            slots=True,
             max_value_bytes=self._allocator.capacity - VALUE_HEADER,
             capacity_bytes=self._allocator.capacity,
         )
@@ -115,6 +121,17 @@ class CpuBackend(Transport[CpuOptions]):
             memory = self._peers[link] = open_peer(_card(link.peer.card))
             link.on_down(lambda _: self._forget(link))
         return FollowedValue(memory, descriptor, spec, out, skip)
+
+    def open_pool(self, like: Sequence[Region], slots: int, memory: NDArray[np.uint8] | None = None) -> SlotPool:
+        """Open slots in host memory. See `Backend.open_pool`."""
+        elsewhere = {region.device for region in like if region.host is None}
+        if elsewhere:
+            raise UnsupportedError(
+                f"the cache is on {', '.join(sorted(elsewhere))}: the backend 'cpu' keeps blocks of a cache in host "
+                "memory",
+                flag="cuda",
+            )
+        return HostSlots(like, slots, memory)
 
     def _forget(self, link: Link) -> None:
         self._peers.pop(link, None)

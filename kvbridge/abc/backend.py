@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import msgspec
+    import numpy as np
+    from numpy.typing import NDArray
 
     from kvbridge.abc.buffer import LookupBuffer
     from kvbridge.abc.pipe import RecvPipe, SendPipe
+    from kvbridge.abc.pool import SlotPool
     from kvbridge.capabilities import Capabilities, Probe
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.control.link import Link
@@ -210,6 +213,23 @@ class Backend(ABC, Generic[O]):
             lease: Seconds that an inserted value waits for its consumer.
             timeout: Seconds that one transfer may take.
         """
+
+    def open_pool(self, like: Sequence[Region], slots: int, memory: NDArray[np.uint8] | None = None) -> SlotPool:
+        """Open memory that keeps blocks of a cache, for blocks that may be wanted again. With the flag `slots`.
+
+        Args:
+            like: The cache's regions. The pool has one for each of them, with pages of the same size.
+            slots: Blocks that it has room for, at least 1.
+            memory: Host memory for the slots, of `kvbridge.memory.slots.slots_bytes`, that other processes share; None
+                for memory of the pool's own. It outlives the pool.
+
+        Raises:
+            ConfigError: The host has not so much memory.
+            UnsupportedError: It has no slots, cannot keep blocks of a cache that is where this one is, or cannot use
+                memory that it is given.
+        """
+        del like, slots, memory
+        raise UnsupportedError(f"the backend {self.name!r} has no slots for blocks of a cache", flag="slots")
 
     @abstractmethod
     def close(self) -> None:

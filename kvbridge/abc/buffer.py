@@ -79,7 +79,8 @@ class LookupBuffer(ABC):
             key: A key whose home is this endpoint.
             payload: A contiguous tensor or `Pages`. It must not change until the transfer finishes.
             digest: What the value is KV of, at most 64 bytes; empty binds it to nothing.
-            lease: Seconds that it waits for its consumer; 0 for the buffer's default.
+            lease: Seconds that it waits for its consumer; 0 for the buffer's default. `math.inf`, with a store alone:
+                until it is dropped, or the store gives it up.
 
         Returns:
             A transfer that resolves when the source memory may be reused: with a backend that detaches as soon as

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar, final
 
 from kvbridge.abc.backend import Backend, Move, MoveState
 
@@ -73,6 +73,10 @@ class Stored(ABC):
         """
 
 
+Medium = Literal["disk", "memory", "remote"]
+"""Where a store keeps values, as metrics and events name it."""
+
+
 class Store(Backend[O]):
     """A backend that keeps values by key itself. The core makes a LookupBuffer of it.
 
@@ -93,6 +97,9 @@ class Store(Backend[O]):
     it. What has happened all the same counts: a value that a `find` took is released by the core. One whose `find`
     has not ended when the backend is closed is given up by `close`.
     """
+
+    medium: ClassVar[Medium] = "remote"
+    """Where the values are."""
 
     @abstractmethod
     def put(self, key: str, header: bytes, payload: Payload) -> Move:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ class Keeper:
         self._tombstones = Tombstones()
 
     def stats(self) -> dict[str, float]:
-        """Return counters; `entries` and `bytes` are of what was inserted here and is not known to be gone."""
+        """Return counters; `entries` and `bytes` are of what has a lease from here and is not known to be gone."""
         entries = list(self._entries.values())
         return {**self.counters, "entries": len(entries), "bytes": sum(nbytes for nbytes, _ in entries)}
 
@@ -107,7 +108,7 @@ class Keeper:
         Raises:
             DuplicateKeyError: The key has a live value.
         """
-        check_limits([key], digest, lease)
+        check_limits([key], digest, 0 if lease == math.inf else lease)
         spec = check_source(payload, self._store.capabilities)
         with self._turns.join(key.id, inserts=True) as turn:
             try:
@@ -125,8 +126,9 @@ class Keeper:
                 raise
             self.counters["inserted"] += 1
             self._tombstones.discard(key.id)
-            self._entries[key.id] = spec.nbytes, expires
-            self._lapses(key.id, expires)
+            if lease != math.inf:  # else nobody tells when the store gives it up
+                self._entries[key.id] = spec.nbytes, expires
+                self._lapses(key.id, expires)
 
     def drop(self, keys: Sequence[Key]) -> Script[None]:
         """Give up values that nobody wants."""

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbridge.config import ConnectorConfig, connector_config, convert, nearest
+from kvbridge.config import ConnectorConfig, HandoffConfig, TierConfig, connector_config, convert, nearest
 from kvbridge.errors import ConfigError, KVBridgeError
+from kvbridge.policies import create_policy
 from kvbridge.registry import load_backend, probe_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 RIGHT, WRONG, UNREADABLE = 0, 1, 2
 
@@ -33,8 +34,11 @@ VLLM_FIELDS = (
     "kv_load_failure_policy",
 )
 
-MUST_AGREE = ("backend", "model_id")
-"""Fields that have to be equal in both engines."""
+MUST_AGREE: dict[str, Callable[[ConnectorConfig], str | None]] = {
+    "backend": lambda config: config.handoff.backend if config.handoff else None,
+    "model_id": lambda config: config.model_id,
+}
+"""What has to be equal in both engines."""
 
 
 def run(texts: Sequence[str]) -> int:
@@ -64,9 +68,22 @@ def run(texts: Sequence[str]) -> int:
         print(f"right: {names}" + (" fit together" if len(parsed) > 1 else ""))
         for (where, raw), config in zip(parsed, typed, strict=True):
             if config is not None:
-                options = json.dumps(config.options) if config.options else "default options"
-                print(f"  {where}: {raw['kv_role']}, backend {config.backend}, {options}")
+                print(f"  {where}: {raw['kv_role']}, {'; '.join(_flows(config))}")
     return WRONG if findings else RIGHT
+
+
+def _flows(config: ConnectorConfig) -> list[str]:
+    """Say what a configuration asks for."""
+    found = []
+    if config.handoff is not None:
+        found.append(f"backend {_with_options(config.handoff)}")
+    if config.reuse:
+        found.append("reuse " + ", then ".join(_with_options(tier) for tier in config.reuse))
+    return found
+
+
+def _with_options(flow: HandoffConfig | TierConfig) -> str:
+    return f"{flow.backend}, {json.dumps(flow.options) if flow.options else 'default options'}"
 
 
 def _read(text: str, index: int) -> tuple[str, dict[str, Any]]:
@@ -105,11 +122,14 @@ def _check_one(raw: dict[str, Any]) -> tuple[ConnectorConfig | None, list[str]]:
         if extra is None:
             raise ConfigError('kv_connector_extra_config: missing; expected at least {"backend": "cpu"}')
         config = connector_config(extra)
-        cls = load_backend(config.backend)
-        convert(cls.Options, config.options, "kv_connector_extra_config.options")
-        probed = probe_backend(config.backend, config.options)
-        if not probed.probe.ok:
-            findings.append(f"the backend {config.backend!r} cannot work on this machine: {probed.probe.reason}")
+        for where, flow in config.backends():
+            cls = load_backend(flow.backend)
+            convert(cls.Options, flow.options, f"kv_connector_extra_config.{where}options")
+            probed = probe_backend(flow.backend, flow.options)
+            if not probed.probe.ok:
+                findings.append(f"the backend {flow.backend!r} cannot work on this machine: {probed.probe.reason}")
+        if config.reuse:
+            create_policy(config.reuse[0].policy, 1)
     except KVBridgeError as error:
         findings.append(str(error))
     return config, findings
@@ -128,8 +148,8 @@ def _check_pair(parsed: Sequence[tuple[str, dict[str, Any]]], typed: Sequence[Co
     first, second = typed
     if first is None or second is None:
         return findings
-    for field in MUST_AGREE:
-        here, there = getattr(first, field), getattr(second, field)
+    for field, of in MUST_AGREE.items():
+        here, there = of(first), of(second)
         if here != there:
             findings.append(f"{field}: {here!r} against {there!r}; both engines need the same")
     if bool(first.secret_file) != bool(second.secret_file):

@@ -87,13 +87,42 @@ def serve(
 
     Exit code: 0, 1 an answer was wrong or an engine failed, 3 a connector cannot work here.
     """
-    if importlib.util.find_spec("kvbridge_vllm") is None or importlib.util.find_spec("vllm") is None:
-        raise click.UsageError("engines need vLLM: install it beside kvbridge")
+    _need_vllm()
     from kvbridge_vllm.bench.run import run  # noqa: PLC0415 - each command loads what it needs
 
     chosen = names or ("cpu", "nixl", "vllm:NixlConnector")
     numbers = [_numbers("tokens", tokens), _numbers("concurrent", concurrent)]
     raise SystemExit(run(chosen, *numbers, rounds=rounds, dtype=dtype, cache_gib=cache_gib, json_file=json_file))
+
+
+@bench.command()
+@click.option("--engine/--no-engine", default=True, show_default=True, help="Start an engine too; takes minutes.")
+@click.option("--tokens", default="512,2048,8192", show_default=True, help="Lengths of prompts for the engine.")
+@click.option("--rounds", default=9, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
+@click.option("--engine-rounds", default=5, show_default=True, type=click.IntRange(1), help="The engine's.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures.")
+def reuse(*, engine: bool, tokens: str, rounds: int, engine_rounds: int, json_file: str | None) -> None:
+    """Keep blocks and have them back: copies beside a plain one, lookups, time to first token beside computing.
+
+    Exit code: 0, 1 an answer or a byte was wrong or the engine failed.
+    """
+    from kvbridge.bench.reuse import Part, run  # noqa: PLC0415 - each command loads what it needs
+    from kvbridge.bench.reuse_copies import Copies  # noqa: PLC0415 - likewise
+    from kvbridge.bench.reuse_lookups import Lookups  # noqa: PLC0415 - likewise
+
+    parts: list[Part] = [Copies(rounds), Lookups(rounds)]
+    lengths = _numbers("tokens", tokens)
+    if engine:
+        _need_vllm(", or say --no-engine")
+        from kvbridge_vllm.bench.first_tokens import FirstTokens  # noqa: PLC0415 - likewise
+
+        parts.append(FirstTokens(lengths, engine_rounds))
+    raise SystemExit(run(parts, json_file))
+
+
+def _need_vllm(otherwise: str = "") -> None:
+    if importlib.util.find_spec("kvbridge_vllm") is None or importlib.util.find_spec("vllm") is None:
+        raise click.UsageError(f"engines need vLLM: install it beside kvbridge{otherwise}")
 
 
 def _numbers(name: str, text: str) -> list[int]:
@@ -104,6 +133,24 @@ def _numbers(name: str, text: str) -> list[int]:
     if not found or min(found) < 1:
         raise click.UsageError(f"--{name} {text!r}: expected numbers above 0 with commas between them, as 512,2048")
     return found
+
+
+@main.group()
+def demo() -> None:
+    """Show what kvbridge does, on real engines."""
+
+
+@demo.command("reuse")
+@click.option("--model", metavar="DIR", help="Folder with a chat model.  [default: SmolLM2-135M-Instruct]")
+def demo_reuse(model: str | None) -> None:
+    """Ask five questions about a long document, with its KV kept for reuse and without.
+
+    Exit code: 0, 1 a text differs, the document was computed again, or an engine failed, 130 interrupted.
+    """
+    _need_vllm()
+    from kvbridge_vllm.demo.reuse import run  # noqa: PLC0415 - each command loads what it needs
+
+    raise SystemExit(run(None if model is None else Path(model)))
 
 
 @main.command(context_settings={"ignore_unknown_options": False})

@@ -1,4 +1,4 @@
-"""Gather a payload into packed bytes and scatter it back, in bounded slices, at memory speed.
+"""Gather a payload into packed bytes, scatter it back, and copy pages to pages, in bounded steps, at memory speed.
 
 Rows of 8-byte words and `numpy.take(..., mode="clip")` are what copies scattered pages fastest on a CPU: the default
 mode of `take` buffers its output, and byte-wise operators are ten times slower. The ids were checked when the
@@ -8,6 +8,7 @@ mode of `take` buffers its output, and byte-wise operators are ten times slower.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from kvbridge.memory.pages import Pages
 from kvbridge.memory.tensors import tensor_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -86,6 +87,63 @@ def slices(payload: Payload, max_bytes: int, skip: int = 0) -> Iterator[Slice]:
             nbytes = len(part_ids) * region.page_bytes
             yield Slice(start, nbytes, rows=rows, ids=part_ids)
             start += nbytes
+
+
+def copies(source: Pages, target: Pages, max_bytes: int) -> Iterator[Callable[[], None]]:
+    """Cut a copy from pages to pages into steps of at most `max_bytes` (at least one page).
+
+    The pages of a step are copied in the order in which most of them adjoin on one side, a run by one call of numpy: it
+    takes most of the time off small pages, and lets go of the interpreter's lock once a run.
+
+    Args:
+        source: Host pages.
+        target: Host pages, as many and of the same sizes; none twice.
+        max_bytes: Largest step in bytes.
+
+    Yields:
+        Calls, each of which makes one step.
+    """
+    for from_region, from_ids, to_region, to_ids in zip(
+        source.regions, source.block_ids, target.regions, target.block_ids, strict=True
+    ):
+        from_rows, to_rows = from_region.rows(), to_region.rows()
+        if from_rows.dtype != to_rows.dtype:  # one of the strides is no number of words
+            from_rows, to_rows = from_rows.view(np.uint8), to_rows.view(np.uint8)
+        count = max(1, max_bytes // from_region.page_bytes)
+        for first in range(0, len(from_ids), count):
+            part = slice(first, first + count)
+            yield partial(_copy_rows, from_rows, from_ids[part], to_rows, to_ids[part])
+
+
+def _copy_rows(
+    from_rows: NDArray[np.void | np.int64],
+    from_ids: NDArray[np.int64],
+    to_rows: NDArray[np.void | np.int64],
+    to_ids: NDArray[np.int64],
+) -> None:
+    by_source, source_runs = _runs(from_ids)
+    by_target, target_runs = _runs(to_ids)
+    gathers = len(target_runs) <= len(source_runs)
+    if not (from_rows.flags.c_contiguous and to_rows.flags.c_contiguous):
+        gathers = False  # take would first copy a strided region as a whole
+    order, runs = (by_target, target_runs) if gathers else (by_source, source_runs)
+    from_ids, to_ids = from_ids[order], to_ids[order]
+    begins, intos = from_ids.tolist(), to_ids.tolist()
+    for start, end in runs:
+        begin, into, length = begins[start], intos[start], end - start
+        if length == 1:
+            to_rows[into] = from_rows[begin]
+        elif gathers:
+            from_rows.take(from_ids[start:end], axis=0, out=to_rows[into : into + length], mode="clip")
+        else:
+            to_rows[to_ids[start:end]] = from_rows[begin : begin + length]
+
+
+def _runs(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+    """Return an order of ids in which adjacent ones follow each other, and the bounds of the runs in it."""
+    order = np.argsort(ids, kind="stable")
+    breaks = (np.flatnonzero(np.diff(ids[order]) != 1) + 1).tolist()
+    return order, list(zip([0, *breaks], [*breaks, len(ids)], strict=True))
 
 
 def _gather_rows(

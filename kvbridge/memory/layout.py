@@ -42,6 +42,13 @@ class Placement:
     block_stride: int
     page_bytes: int
 
+    def runs(self) -> list[tuple[int, int]]:
+        """Return `(offset, bytes)` of block 0 for each region: one region where the layers of a block adjoin."""
+        count = len(self.layers)
+        if count > 1 and self.layer_stride == self.page_bytes:
+            return [(self.offset, count * self.page_bytes)]
+        return [(self.offset + index * self.layer_stride, self.page_bytes) for index in range(count)]
+
 
 @dataclass(frozen=True, eq=False)
 class CacheLayout:
@@ -82,7 +89,7 @@ class CacheLayout:
         regions: dict[tuple[int, int, int, int], tuple[int, Region]] = {}
         groups: list[list[int]] = [[] for _ in range(1 + max((p.group for p in placements), default=-1))]
         for placement in placements:
-            for offset, page_bytes in _runs(placement):
+            for offset, page_bytes in placement.runs():
                 region = Region(
                     address=address + offset,
                     page_bytes=page_bytes,
@@ -116,11 +123,3 @@ class CacheLayout:
             regions.extend(self.regions[index] for index in indices)
             ids.extend([array] * len(indices))
         return Pages(tuple(regions), tuple(ids))
-
-
-def _runs(placement: Placement) -> list[tuple[int, int]]:
-    """`(offset, bytes)` of block 0 for each region of a placement: one region where layers of a block adjoin."""
-    count = len(placement.layers)
-    if count > 1 and placement.layer_stride == placement.page_bytes:
-        return [(placement.offset, count * placement.page_bytes)]
-    return [(placement.offset + index * placement.layer_stride, placement.page_bytes) for index in range(count)]

@@ -24,6 +24,7 @@ from kvbridge.abc.connector import Outcome
 from kvbridge.config import connector_config
 from kvbridge.connector.handoff_worker import HandoffWorker
 from kvbridge.connector.plan import Plan, Report
+from kvbridge.connector.reuse_worker import ReuseWorker
 from kvbridge.registry import find_backend
 from kvbridge_vllm import share_logging
 from kvbridge_vllm.metrics import KVBridgePromMetrics, KVBridgeStats
@@ -32,6 +33,8 @@ from kvbridge_vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvbridge.connector.reuse_plan import ReusePlan, ReuseReport
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class StepMetadata(KVConnectorMetadata):
     """What the scheduler's instance sends to the workers' in one step."""
 
     plan: Plan
+    reuse: ReusePlan | None = None
 
 
 @dataclass
@@ -68,11 +72,13 @@ class StepReport(KVConnectorWorkerMetadata):
     """What the workers' instances send back."""
 
     report: Report
+    reuse: ReuseReport
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Add another rank's report."""
         if isinstance(other, StepReport):
             self.report.merge(other.report)
+            self.reuse.merge(other.reuse)
         return self
 
 
@@ -85,9 +91,10 @@ class RankAddress(KVConnectorHandshakeMetadata):
 
 
 class KVBridgeConnector(KVConnectorBase_V1):
-    """Hands KV over between engines by the backend that the configuration names."""
+    """Hands KV over between engines, and keeps it for reuse, by the backends that the configuration names."""
 
     worker_half: type[HandoffWorker] = HandoffWorker
+    reuse_half: type[ReuseWorker] = ReuseWorker
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -95,11 +102,13 @@ class KVBridgeConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         config = connector_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        share_logging(find_backend(config.backend).target.partition(":")[0].partition(".")[0])
+        for _, flow in config.backends():
+            share_logging(find_backend(flow.backend).target.partition(":")[0].partition(".")[0])
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(config, vllm_config, kv_cache_config)
         else:
-            self._worker = WorkerSide(config, vllm_config, kv_cache_config, self.worker_half)
+            self._worker = WorkerSide(config, vllm_config, kv_cache_config, self.worker_half, self.reuse_half)
+        self._delivers = config.handoff is not None and vllm_config.kv_transfer_config.is_kv_producer
 
     # -- scheduler --------------------------------------------------------------------------------------------
 
@@ -119,8 +128,7 @@ class KVBridgeConnector(KVConnectorBase_V1):
     @never_raises(lambda: StepMetadata(Plan()))
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Return this step's plan for the workers."""
-        del scheduler_output
-        return StepMetadata(self._scheduler.plan() if self._scheduler is not None else Plan())
+        return StepMetadata(*self._scheduler.plan(scheduler_output)) if self._scheduler else StepMetadata(Plan())
 
     @never_raises()
     def update_connector_output(self, connector_output: Any) -> None:
@@ -129,6 +137,7 @@ class KVBridgeConnector(KVConnectorBase_V1):
             meta = connector_output.kv_connector_worker_meta
             self._scheduler.output(
                 meta.report if isinstance(meta, StepReport) else None,
+                meta.reuse if isinstance(meta, StepReport) else None,
                 connector_output.finished_recving or set(),
                 connector_output.failed_recving or set(),
             )
@@ -143,7 +152,29 @@ class KVBridgeConnector(KVConnectorBase_V1):
     @never_raises(lambda: False)
     def has_pending_push_work(self) -> bool:
         """Keep the engine stepping while the workers have orders to hear."""
-        return self._scheduler is not None and not self._scheduler.half.idle
+        return self._scheduler is not None and not self._scheduler.idle
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether KV is handed over: what is only kept may be dropped."""
+        return self._delivers
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        """Say from which tier a request's tokens come."""
+        return self._hit_sources(request, num_external_tokens) or super().get_external_cache_hit_sources(
+            request, num_external_tokens
+        )
+
+    @never_raises()
+    def _hit_sources(self, request: Any, tokens: int) -> dict[Any, int] | None:
+        return self._scheduler.hit_sources(request, tokens) if self._scheduler is not None else None
+
+    @never_raises(lambda: False)
+    def reset_cache(self) -> bool | None:
+        """Forget what is kept for reuse: the weights may be others from now on."""
+        if self._scheduler is not None and self._scheduler.reuse is not None:
+            self._scheduler.reuse.half.reset()
+        return True
 
     @never_raises()
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
@@ -166,12 +197,18 @@ class KVBridgeConnector(KVConnectorBase_V1):
         return RankAddress(*directory) if directory is not None else None
 
     @never_raises()
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Begin this step's saves, and wait for copies out of blocks that it will write to. Before any computing."""
+        if self._worker is not None and isinstance(kv_connector_metadata, StepMetadata):
+            self._worker.prepare(kv_connector_metadata.reuse)
+
+    @never_raises()
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start this step's orders. Never blocks; the context is not used, it is None on steps without a forward."""
         del forward_context, kwargs
         metadata = self._connector_metadata
         if self._worker is not None and isinstance(metadata, StepMetadata):
-            self._worker.begin(metadata.plan)
+            self._worker.begin(metadata.plan, metadata.reuse)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: loads are asynchronous and whole."""
@@ -198,9 +235,9 @@ class KVBridgeConnector(KVConnectorBase_V1):
 
     @never_raises()
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Report the outcome of claims."""
-        report = self._worker.report() if self._worker is not None else None
-        return StepReport(report) if report is not None else None
+        """Report the outcome of claims and copies."""
+        found = self._worker.report() if self._worker is not None else None
+        return StepReport(*found) if found is not None else None
 
     # -- both -------------------------------------------------------------------------------------------------
 
@@ -215,6 +252,8 @@ class KVBridgeConnector(KVConnectorBase_V1):
         """Release everything. Idempotent, bounded."""
         if self._worker is not None:
             self._worker.close()
+        if self._scheduler is not None and self._scheduler.reuse is not None:
+            self._scheduler.reuse.close()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVBridgeStats:

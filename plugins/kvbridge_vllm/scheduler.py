@@ -1,4 +1,4 @@
-"""The scheduler's side of the connector in vLLM: translates vLLM's calls for the engine-neutral half."""
+"""The scheduler's side of the connector in vLLM: translates vLLM's calls for the engine-neutral halves."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.request import RequestStatus
 
 from kvbridge.connector.handoff_scheduler import HandoffScheduler, HandoffSettings
+from kvbridge.connector.plan import Plan
 from kvbridge_vllm.layout import refuse_unsupported
 from kvbridge_vllm.metrics import Differences, KVBridgeStats
 from kvbridge_vllm.requests import view
+from kvbridge_vllm.reuse import ReuseSide
 
 if TYPE_CHECKING:
     from kvbridge.config import ConnectorConfig
-    from kvbridge.connector.plan import Plan, Report
+    from kvbridge.connector.plan import Report
+    from kvbridge.connector.reuse_plan import ReusePlan, ReuseReport
 
 COMPLETED = (
     RequestStatus.FINISHED_STOPPED,
@@ -24,57 +27,107 @@ COMPLETED = (
 
 
 class SchedulerSide:
-    """Owns the scheduler half."""
+    """Owns the scheduler halves: the one of hand-overs, the one of reuse, or both.
+
+    A request's KV comes from the prefill engine that its parameters name; else, or if that cannot be, from what is
+    kept.
+    """
 
     def __init__(self, config: ConnectorConfig, vllm_config: Any, kv_cache_config: Any) -> None:
         refuse_unsupported(vllm_config, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         self._differences = Differences()
         self._local: dict[str, int] = {}
-        self.half = HandoffScheduler(
-            HandoffSettings(
-                engine_id=str(transfer.engine_id),
-                block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
-                ranks=vllm_config.parallel_config.tensor_parallel_size,
-                produces=transfer.is_kv_producer,
-                consumes=transfer.is_kv_consumer,
-                claim_timeout=config.claim_timeout,
+        self._handed: set[str] = set()
+        self.handoff: HandoffScheduler | None = None
+        self.reuse: ReuseSide | None = None
+        if config.handoff is not None:
+            self.handoff = HandoffScheduler(
+                HandoffSettings(
+                    engine_id=str(transfer.engine_id),
+                    block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+                    ranks=vllm_config.parallel_config.tensor_parallel_size,
+                    produces=transfer.is_kv_producer,
+                    consumes=transfer.is_kv_consumer,
+                    claim_timeout=config.claim_timeout,
+                )
             )
-        )
+        if config.reuse:
+            self.reuse = ReuseSide(config, vllm_config, kv_cache_config)
 
     def set_directory(self, directory: dict[int, tuple[str, int]]) -> None:
         """Take in the `(address, generation)` of each rank."""
         ranks = [directory[rank] for rank in sorted(directory)]
-        self.half.set_directory([address for address, _ in ranks], [generation for _, generation in ranks])
+        if self.handoff is not None:
+            self.handoff.set_directory([address for address, _ in ranks], [generation for _, generation in ranks])
 
     def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """Answer `get_num_new_matched_tokens`."""
-        tokens = self.half.matched(view(request), local_tokens)
         self._local[request.request_id] = local_tokens
+        self._handed.discard(request.request_id)
+        if self.handoff is not None:
+            tokens = self.handoff.matched(view(request), local_tokens)
+            if tokens is None or tokens:
+                self._handed.add(request.request_id)
+                return tokens, bool(tokens)
+        tokens = self.reuse.matched(request, local_tokens) if self.reuse is not None else 0
         return tokens, bool(tokens)
 
     def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
         """Take `update_state_after_alloc`."""
-        local = self._local.pop(request.request_id, 0)
-        self.half.allocated(view(request), blocks.get_block_ids()[0], local, tokens)
+        local = self._local.pop(request.request_id, request.num_computed_tokens)
+        block_ids = blocks.get_block_ids()[0]
+        handed = tokens > 0 and request.request_id in self._handed
+        if self.handoff is not None:
+            self.handoff.allocated(view(request), block_ids, local, tokens if handed else 0)
+        if self.reuse is not None:
+            self.reuse.allocated(request, block_ids, local, 0 if handed else tokens)
+
+    def hit_sources(self, request: Any, tokens: int) -> dict[Any, int] | None:
+        """Answer `get_external_cache_hit_sources`; None for vLLM's own answer."""
+        if self.reuse is None or request.request_id in self._handed:
+            return None
+        return self.reuse.hit_sources(request, tokens)
 
     def finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Take `request_finished`."""
         self._local.pop(request.request_id, None)
+        self._handed.discard(request.request_id)
+        if self.reuse is not None:
+            self.reuse.finished(request, block_ids)
+        if self.handoff is None:
+            return False, None
         completed = request.status in COMPLETED and request.num_computed_tokens >= request.num_prompt_tokens
-        return self.half.finished(view(request), block_ids, completed=completed)
+        return self.handoff.finished(view(request), block_ids, completed=completed)
 
-    def plan(self) -> Plan:
-        """Return this step's plan."""
-        return self.half.plan()
+    def plan(self, scheduler_output: Any) -> tuple[Plan, ReusePlan | None]:
+        """Return this step's plans."""
+        return (
+            self.handoff.plan() if self.handoff is not None else Plan(),
+            self.reuse.plan(scheduler_output) if self.reuse is not None else None,
+        )
 
-    def output(self, report: Report | None, received: set[str], failed: set[str]) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether the workers have no orders to hear, and nothing is under way that ends by itself."""
+        return (self.handoff is None or self.handoff.idle) and (self.reuse is None or self.reuse.half.idle)
+
+    def output(self, report: Report | None, reused: ReuseReport | None, received: set[str], failed: set[str]) -> None:
         """Take `update_connector_output`."""
-        if report is not None:
-            self.half.absorb(report)
-        for request_id in received:
-            self.half.received(request_id, failed=request_id in failed)
+        if self.handoff is not None:
+            if report is not None:
+                self.handoff.absorb(report)
+            for request_id in received:
+                self.handoff.received(request_id, failed=request_id in failed)
+        if self.reuse is not None:
+            if reused is not None:
+                self.reuse.half.absorb(reused)
+            for request_id in received:
+                self.reuse.half.received(request_id, failed=request_id in failed)
 
     def stats(self) -> KVBridgeStats | None:
         """Return what changed in the counters."""
-        return self._differences.take(self.half.counters)
+        found: dict[str, float] = dict(self.handoff.counters) if self.handoff is not None else {}
+        if self.reuse is not None:
+            found.update(self.reuse.stats())
+        return self._differences.take(found)

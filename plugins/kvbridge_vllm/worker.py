@@ -1,37 +1,38 @@
-"""The worker's side of the connector in vLLM: backend, control endpoint and worker half of one rank."""
+"""The worker's side of the connector in vLLM: what one rank hands over, and what it keeps."""
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
-from kvbridge.connector.handoff_worker import HandoffWorker
-from kvbridge.control.endpoint import Endpoint
-from kvbridge.control.secret import read_secret
-from kvbridge.registry import create_backend
-from kvbridge_vllm.layout import cache_layout, fingerprint, refuse_unsupported
+from kvbridge.abc.connector import Outcome
+from kvbridge.connector.plan import Report
+from kvbridge.connector.reuse_plan import ReuseReport
+from kvbridge_vllm.handoff_rank import HandoffRank
+from kvbridge_vllm.layout import cache_layout, refuse_unsupported
 from kvbridge_vllm.metrics import Differences, KVBridgeStats
+from kvbridge_vllm.reuse_rank import ReuseRank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from kvbridge.abc.connector import Outcome
     from kvbridge.config import ConnectorConfig
-    from kvbridge.connector.plan import Plan, Report
-
-logger = logging.getLogger(__name__)
+    from kvbridge.connector.handoff_worker import HandoffWorker
+    from kvbridge.connector.plan import Plan
+    from kvbridge.connector.reuse_plan import ReusePlan
+    from kvbridge.connector.reuse_worker import ReuseWorker
 
 
 class WorkerSide:
-    """Owns everything of one rank. The backend is made at once, so that a wrong configuration ends the start.
+    """Owns everything of one rank.
 
     Args:
         config: The connector's configuration.
         vllm_config: vLLM's.
         kv_cache_config: This worker's.
-        half: Class of the worker half.
+        handoff_half: Class of the worker half of hand-overs.
+        reuse_half: Class of the worker half of reuse.
     """
 
     def __init__(
@@ -39,96 +40,78 @@ class WorkerSide:
         config: ConnectorConfig,
         vllm_config: Any,
         kv_cache_config: Any,
-        half: type[HandoffWorker] = HandoffWorker,
+        handoff_half: type[HandoffWorker],
+        reuse_half: type[ReuseWorker],
     ) -> None:
         refuse_unsupported(vllm_config, kv_cache_config)
-        self._config = config
-        self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
-        self._half_class = half
         self._differences = Differences()
-        self._backend = create_backend(config.backend, config.options, "kv_connector_extra_config.options")
-        self._endpoint: Endpoint | None = None
-        self._half: HandoffWorker | None = None
-        self._buffer: Any = None
+        self._handoff: HandoffRank | None = None
+        self._reuse: ReuseRank | None = None
         self._closed = False
+        if config.handoff is not None:
+            self._handoff = HandoffRank(config, config.handoff, vllm_config, kv_cache_config, handoff_half)
+        if config.reuse:
+            self._reuse = ReuseRank(config, vllm_config, kv_cache_config, reuse_half)
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
-        """Take the cache: from here on this rank can be reached."""
+        """Take the cache."""
         from vllm.distributed import get_tensor_model_parallel_rank  # noqa: PLC0415 - after vLLM is set up
 
-        config, transfer = self._config, self._vllm_config.kv_transfer_config
         rank = get_tensor_model_parallel_rank()
         layout = cache_layout(self._kv_cache_config, kv_caches)
-        self._backend.register(layout.regions)
-        self._endpoint = Endpoint(
-            self._backend,
-            name=f"{transfer.engine_id} rank {rank}",
-            fingerprint=fingerprint(self._vllm_config, self._kv_cache_config, rank, config.model_id),
-            host=config.host,
-            port=config.port and config.port + rank,
-            peer_timeout=config.peer_timeout,
-            secret=read_secret(config.secret_file),
-        )
-        self._buffer = self._backend.open_buffer(self._endpoint, lease=config.lease, timeout=config.transfer_timeout)
-        self._half = self._half_class(
-            self._buffer, layout, rank=rank, claim_timeout=config.claim_timeout, lease=config.lease
-        )
-        logger.info(
-            "kvbridge: rank %d hands over KV by the backend %r, control address %s, %d regions",
-            rank,
-            config.backend,
-            self._endpoint.address,
-            len(layout.regions),
-        )
+        if self._handoff is not None:
+            self._handoff.register(layout, rank)
+        if self._reuse is not None:
+            self._reuse.register(layout, rank)
 
     def directory(self) -> tuple[str, int] | None:
         """Return this rank's control address and incarnation."""
-        return (self._endpoint.address, self._endpoint.here.generation) if self._endpoint else None
+        return self._handoff.directory() if self._handoff is not None else None
 
-    def begin(self, plan: Plan) -> None:
-        """Start a plan's orders."""
-        if self._half is not None:
-            self._half.begin(plan)
+    def prepare(self, plan: ReusePlan | None) -> None:
+        """Do what a plan asks for before anything is computed."""
+        if self._reuse is not None and plan is not None:
+            self._reuse.prepare(plan)
 
-    def poll(self) -> Outcome | None:
+    def begin(self, plan: Plan, reuse: ReusePlan | None) -> None:
+        """Start the plans' orders."""
+        if self._handoff is not None:
+            self._handoff.begin(plan)
+        if self._reuse is not None and reuse is not None:
+            self._reuse.begin(reuse)
+
+    def poll(self) -> Outcome:
         """Return what has ended."""
-        return self._half.poll() if self._half is not None else None
+        found = Outcome()
+        for outcome in (self._handoff and self._handoff.poll(), self._reuse and self._reuse.poll()):
+            if outcome:
+                found.sent |= outcome.sent
+                found.received |= outcome.received
+                found.failed |= outcome.failed
+        return found
 
-    def report(self) -> Report | None:
-        """Return the outcome of claims."""
-        return self._half.report() if self._half is not None else None
+    def report(self) -> tuple[Report, ReuseReport] | None:
+        """Return the outcome of claims and copies; None for nothing."""
+        claims = self._handoff.report() if self._handoff is not None else None
+        orders = self._reuse.report() if self._reuse is not None else None
+        if claims is None and orders is None:
+            return None
+        return claims or Report(), orders or ReuseReport()
 
     def stats(self) -> KVBridgeStats | None:
         """Return what changed in the counters."""
-        if self._half is None or self._endpoint is None:
-            return None
-        held = self._buffer.stats()
-        half = self._half
-        return self._differences.take(
-            {
-                "loaded_bytes": half.counters["loaded_bytes"],
-                "saved_bytes": half.counters["saved_bytes"],
-                "failed_saves": half.counters["failed_saves"],
-                "load_seconds": half.seconds["load"],
-                "save_seconds": half.seconds["save"],
-                "expired": held.get("expired", 0.0),
-                "taken": held.get("taken", 0.0),
-                "held_values": held.get("entries", 0.0),
-                "held_bytes": held.get("bytes", 0.0),
-                "malformed_messages": self._endpoint.counters["malformed_messages"],
-                "refused_handshakes": self._endpoint.counters["refused_handshakes"],
-                "internal_errors": self._endpoint.counters["internal_errors"],
-            }
-        )
+        found = self._handoff.stats() if self._handoff is not None else {}
+        if self._reuse is not None:
+            found = {**found, **self._reuse.stats()}
+        return self._differences.take(found)
 
     def close(self) -> None:
         """Release everything. Idempotent, bounded, safe after a start that failed half-way."""
         if self._closed:
             return
         self._closed = True
-        if self._half is not None:
-            self._half.close()
-        if self._endpoint is not None:
-            self._endpoint.close()
-        self._backend.close()
+        if self._handoff is not None:
+            self._handoff.close()
+        if self._reuse is not None:
+            self._reuse.close()

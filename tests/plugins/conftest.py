@@ -28,33 +28,39 @@ def checkpoint(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trio(folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine, Engine]]:
-    """Prefill engine, decode engine, and an engine without connector: the oracle."""
-    configs = (transfer_config("kv_producer"), transfer_config("kv_consumer"), None)
-    names = ("prefill", "decode", "oracle")
+def oracle(folder: Path, checkpoint: Path) -> Iterator[Engine]:
+    """An engine without connector."""
+    with running([EngineSpec("oracle", checkpoint, cpus="0", extra_args=ENGINE_ARGS, env=DEV_MODE)], folder) as engines:
+        yield engines[0]
+
+
+@pytest.fixture(scope="session")
+def duo(folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]:
+    """Prefill engine and decode engine."""
+    roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
     specs = [
         EngineSpec(
-            name, checkpoint, kv_transfer_config=config, cpus=str(index % 2), extra_args=ENGINE_ARGS, env=DEV_MODE
+            name,
+            checkpoint,
+            kv_transfer_config=transfer_config(role),
+            cpus=str(index),
+            extra_args=ENGINE_ARGS,
+            env=DEV_MODE,
         )
-        for index, (name, config) in enumerate(zip(names, configs, strict=True))
+        for index, (name, role) in enumerate(roles.items())
     ]
     with running(specs, folder) as engines:
-        yield engines[0], engines[1], engines[2]
+        yield engines[0], engines[1]
 
 
 @pytest.fixture
-def producer(trio: tuple[Engine, Engine, Engine]) -> Engine:
-    return trio[0]
+def producer(duo: tuple[Engine, Engine]) -> Engine:
+    return duo[0]
 
 
 @pytest.fixture
-def consumer(trio: tuple[Engine, Engine, Engine]) -> Iterator[Engine]:
+def consumer(duo: tuple[Engine, Engine]) -> Iterator[Engine]:
     """The decode engine; every test must leave it alive and idle."""
-    yield trio[1]
-    if not trio[1].healthy():
-        pytest.fail(f"the decode engine is not healthy any more:\n{trio[1].log_text()[-3000:]}")
-
-
-@pytest.fixture
-def oracle(trio: tuple[Engine, Engine, Engine]) -> Engine:
-    return trio[2]
+    yield duo[1]
+    if not duo[1].healthy():
+        pytest.fail(f"the decode engine is not healthy any more:\n{duo[1].log_text()[-3000:]}")

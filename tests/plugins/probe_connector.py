@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbridge.connector.handoff_worker import HandoffWorker
+from kvbridge.connector.reuse_worker import ReuseWorker
 from kvbridge_vllm.connector import KVBridgeConnector
 
 if TYPE_CHECKING:
@@ -48,5 +49,13 @@ class ProbingWorker(HandoffWorker):
         _write("loaded", request_id, pages)
 
 
+class ProbingReuse(ReuseWorker):
+    def loaded(self, request_id: str, pages: Pages) -> None:
+        if (_folder() / "zero").exists():
+            for region, ids in zip(pages.regions, pages.block_ids, strict=True):
+                region.rows()[ids] = 0
+
+
 class ProbeConnector(KVBridgeConnector):
     worker_half = ProbingWorker
+    reuse_half = ProbingReuse

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def router(trio: tuple[Engine, Engine, Engine], folder: Path) -> Iterator[Router]:
-    with Router([trio[0].url], [trio[1].url], folder) as router:
+def router(duo: tuple[Engine, Engine], folder: Path) -> Iterator[Router]:
+    with Router([duo[0].url], [duo[1].url], folder) as router:
         router.wait_ready(60)
         yield router
 

@@ -78,7 +78,22 @@ def test_the_connectors_defaults_are_those_that_the_documentation_names() -> Non
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        ({}, r"kv_connector_extra_config: .*`backend`"),
+        ({}, rf"{PATH}\.backend: missing; name a backend"),
+        ({"options": {"capacity": 1}}, rf"{PATH}\.backend: missing"),
+        ({"handoff": {"backend": "cpu"}, "backend": "cpu"}, rf"{PATH}\.backend: beside handoff and reuse"),
+        ({"handoff": {"backend": "cpu"}, "options": {"a": 1}}, rf"{PATH}\.options: without backend"),
+        ({"handoff": {"backnd": "cpu"}}, rf"{PATH}\.handoff\.backnd: unknown option; did you mean 'backend'\?"),
+        ({"handoff": {}}, rf"{PATH}\.handoff: .*`backend`"),
+        ({"reuse": []}, rf"{PATH}\.reuse: found an empty list"),
+        ({"reuse": 5}, rf"{PATH}\.reuse: found int, expected an object"),
+        ({"reuse": {"capcity": 1}}, rf"{PATH}\.reuse\.capcity: unknown option; did you mean 'capacity'\?"),
+        ({"reuse": [{}, {"backend": "files", "polcy": 1}]}, rf"{PATH}\.reuse\[1\]\.polcy: unknown option"),
+        ({"reuse": [{}, {"options": {}}]}, rf"{PATH}\.reuse\[1\]\.backend: missing"),
+        ({"reuse": [{}, {"backend": "files", "capacity": 1}]}, rf"{PATH}\.reuse\[1\]\.capacity: .* first tier only"),
+        ({"reuse": {"exclusive": True}}, rf"{PATH}\.reuse\.exclusive: .* below the first only"),
+        ({"reuse": {"min_tokens": 0}}, rf"{PATH}\.reuse: timeout, .* positive"),
+        ({"reuse": {"share": True, "policy": "arc"}}, rf"{PATH}\.reuse\.policy: found 'arc'"),
+        ({"reuse": [{"share": True}, {"backend": "f", "exclusive": True}]}, rf"{PATH}\.reuse\.exclusive"),
         ({"backend": 1}, rf"{PATH}\.backend: expected `str`"),
         ({"backend": "cpu", "laese": 5}, rf"{PATH}\.laese: unknown option; did you mean 'lease'\?"),
         ({"backend": "cpu", "port": -1}, rf"{PATH}\.port: found -1, expected 0 to 65535"),
@@ -150,3 +165,28 @@ def test_no_text_makes_the_cpu_backends_probe_raise(capacity: str | int) -> None
     probe = CpuBackend.probe(CpuOptions(capacity=capacity))
     assert not probe.ok or size > 0
     assert probe.ok or "options.capacity" in probe.reason
+
+
+@pytest.mark.parametrize(
+    ("values", "handoff", "reuse"),
+    [
+        ({"backend": "cpu"}, "cpu", []),
+        ({"backend": "cpu", "reuse": {"capacity": "8GiB", "policy": "lru"}}, None, ["cpu"]),
+        ({"reuse": {"capacity": "8GiB"}}, None, ["cpu"]),
+        ({"handoff": {"backend": "nixl"}, "reuse": {"backend": "cpu"}}, "nixl", ["cpu"]),
+        ({"reuse": [{"backend": "cpu"}, {"backend": "files"}, {"backend": "mooncake-store"}]}, None, None),
+    ],
+)
+def test_the_flows_that_are_asked_for(values: dict[str, Any], handoff: str | None, reuse: list[str] | None) -> None:
+    config = connector_config(values)
+    assert (config.handoff.backend if config.handoff else None) == handoff
+    assert [tier.backend for tier in config.reuse] == (reuse or [tier["backend"] for tier in values.get("reuse", [])])
+
+
+def test_the_options_beside_backend_are_those_of_the_flow_that_it_names() -> None:
+    options = {"capacity": "1MiB"}
+    handed = connector_config({"backend": "cpu", "options": options})
+    kept = connector_config({"backend": "cpu", "options": options, "reuse": {}})
+    assert handed.handoff is not None
+    assert handed.handoff.options == options
+    assert kept.reuse[0].options == options

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.table import Table
 
+from kvbridge.bench.machine import describe_machine
 from kvbridge.version import __version__
 
 if TYPE_CHECKING:
@@ -31,7 +28,7 @@ def as_json(measured: Measurement, cells: Sequence[Cell], facts: dict[str, Any])
     """Return everything as JSON values."""
     return {
         "kvbridge": __version__,
-        "machine": _machine(),
+        "machine": describe_machine(),
         **facts,
         "floors": [
             {"tokens": cell.tokens, "concurrent": cell.concurrent, "seconds": measured.floors[cell]} for cell in cells
@@ -86,15 +83,3 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 def _row(rows: list[dict[str, Any]], tokens: int, concurrent: int) -> dict[str, Any]:
     return next(row for row in rows if row["tokens"] == tokens and row["concurrent"] == concurrent)
-
-
-def _machine() -> dict[str, Any]:
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return {"processor": model, "cores": len(os.sched_getaffinity(0)), "numpy": np.__version__}

@@ -14,6 +14,7 @@ from rich.console import Console
 from kvbridge.errors import KVBridgeError
 from kvbridge_vllm.bench.contenders import contender
 from kvbridge_vllm.bench.measure import ANSWER, Cell, Measurement
+from kvbridge_vllm.bench.model import MODEL, kv_bytes
 from kvbridge_vllm.bench.pair import Pair
 from kvbridge_vllm.bench.report import as_json, show
 from kvbridge_vllm.launch import LaunchError
@@ -25,25 +26,8 @@ if TYPE_CHECKING:
 
     from kvbridge_vllm.bench.contenders import Contender
 
-LAYERS, KV_HEADS, HEAD_SIZE = 8, 8, 128
-"""A model with much KV and little else: what is measured is the hand-over."""
-
-MODEL: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": KV_HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_SIZE,
-    "vocab_size": 2048,
-    "max_position_embeddings": 16384,
-}
-
 WIDTH = 120
 """Columns of the tables where no terminal says how many there are."""
-
-ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""Bytes of an element, by dtype."""
 
 
 def run(
@@ -83,7 +67,6 @@ def _measure(
     cache_gib: int,
     console: Console,
 ) -> dict[str, Any]:
-    kv_bytes = LAYERS * 2 * KV_HEADS * HEAD_SIZE * ELEMENT[dtype]
     logs = Path(tempfile.mkdtemp(prefix="kvbridge-bench-"))
     console.print(f"Logs: {logs}", soft_wrap=True)
     model = make_checkpoint(cache_folder() / f"bench-{dtype}", torch_dtype=dtype, **MODEL)
@@ -96,14 +79,14 @@ def _measure(
             pair.wait_ready(lambda what, name=one.name: status.update(f"{name}: {what}"))  # type: ignore[misc]
             pair.stop()
             pairs.append(pair)
-        measured = Measurement(pairs, cells, kv_bytes, MODEL["vocab_size"], status.update)
+        measured = Measurement(pairs, cells, kv_bytes(dtype), MODEL["vocab_size"], status.update)
         measured.prepare()
         for number in range(rounds):
             measured.round(lambda what, number=number: status.update(f"round {number + 1} of {rounds}: {what}"))  # type: ignore[misc]
     facts = {
         "rounds": rounds,
         "dtype": dtype,
-        "kv_bytes_per_token": kv_bytes,
+        "kv_bytes_per_token": kv_bytes(dtype),
         "answer_tokens": ANSWER,
         "model": MODEL,
     }

@@ -1,0 +1,379 @@
+"""The scheduler half of reuse: which blocks are kept, which are loaded back, and when their memory is whose.
+
+A request's full blocks are saved once they were computed, one step later, by a copy that the step does not wait for:
+if the engine gives such a block to somebody else meanwhile, the step that would write to it is *fenced*, that is, the
+copy ends first. A request that comes with a prefix that is kept loads it before it is computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvbridge.connector.reuse_plan import CopyOrder, ReusePlan, ReuseReport
+from kvbridge.connector.reuse_tiers import TierPlanner
+from kvbridge.errors import UnsupportedError
+from kvbridge.reuse.keys import block_keys, namespace, narrowed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from kvbridge.connector.reuse_tiers import TierSettings
+    from kvbridge.reuse.catalog import Catalog, Place
+
+logger = logging.getLogger(__name__)
+
+NEVER = 1 << 62
+"""More blocks than any request has: none of it is saved any more."""
+
+
+@dataclass(frozen=True)
+class ReuseSettings:
+    """What the scheduler half has to know of its engine.
+
+    Attributes:
+        block_size: Tokens of a block.
+        ranks: Number of workers.
+        facts: What gives the bytes of a block their meaning, by name.
+        decoded: Whether blocks of generated tokens are kept, beside those of prompts.
+        min_tokens: Fewer tokens than this are computed rather than loaded.
+        waits: Whether the engine finds by itself, in its own cache, what another request has loaded.
+    """
+
+    block_size: int
+    ranks: int
+    facts: Mapping[str, str]
+    decoded: bool = True
+    min_tokens: int = 1
+    waits: bool = True
+
+
+@dataclass(frozen=True)
+class ReusableRequest:
+    """What the scheduler half needs to know of a request. Everything is as it is now, and changes as it goes on.
+
+    Attributes:
+        id: The engine's own id of the request.
+        num_tokens: Tokens of the prompt and of what was generated.
+        num_prompt_tokens: Tokens of the prompt.
+        hashes: For each full block the engine's hash of its tokens and all before it.
+        dimensions: Lists `(dimension, value)` of what its KV depends on that `hashes` does not cover.
+    """
+
+    id: str
+    num_tokens: Callable[[], int]
+    num_prompt_tokens: int
+    hashes: Callable[[], Sequence[bytes]]
+    dimensions: Callable[[], Sequence[tuple[str, str]]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step does with a request that runs.
+
+    Attributes:
+        request_id: The request.
+        computed: Tokens whose KV it has. In the first step of a request that may include blocks that another request
+            computes in this very step.
+        blocks: Blocks that it got, after those it had; or all, if `anew`.
+        first: Whether it did not run in the step before.
+        anew: Whether its blocks are others than before.
+    """
+
+    request_id: str
+    computed: int
+    blocks: Sequence[int]
+    first: bool = False
+    anew: bool = False
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request that may use, or add to, what is kept."""
+
+    view: ReusableRequest
+    space: bytes
+    keys: list[bytes] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    saved: int = 0
+    load: int = 0
+    barred: bool = False
+    asked: bool = False
+    held: list[Place] = field(default_factory=list)
+    sources: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Job:
+    """A copy under way, on so many ranks."""
+
+    places: list[Place]
+    blocks: tuple[int, ...]
+    left: int
+    request_id: str = ""
+    failed: str = ""
+
+
+class ReuseScheduler:
+    """Plans what is kept. Called from the engine's scheduler thread only; never blocks.
+
+    Args:
+        settings: What it has to know of its engine.
+        catalog: Which key is in which slot.
+        tiers: The tiers below the slots, the fastest first.
+    """
+
+    def __init__(self, settings: ReuseSettings, catalog: Catalog, tiers: Sequence[TierSettings] = ()) -> None:
+        self.counters: Counter[str] = Counter()
+        self.catalog = catalog
+        self._settings = settings
+        self._numbers = itertools.count(1)
+        self.tiers = TierPlanner(tiers, catalog, settings.ranks, self._numbers) if tiers else None
+        self._space = namespace(settings.facts, "")
+        self._requests: dict[str, _Request] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._reading: dict[int, set[int]] = {}
+        self._loading: Counter[bytes] = Counter()
+        self._plan = ReusePlan()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, and the workers have no orders to hear."""
+        return self._plan.empty and not self._jobs and (self.tiers is None or self.tiers.idle)
+
+    # -- what comes in ----------------------------------------------------------------------------------------
+
+    def matched(self, view: ReusableRequest, local_tokens: int) -> int | None:
+        """Say how many tokens beyond `local_tokens` can be loaded; None: ask again later. Pure for the engine."""
+        request = self._known(view)
+        if request is None or not request.space or request.barred or request.load:
+            return 0
+        request.asked = True
+        first = local_tokens // self._settings.block_size
+        keys = self._keys(request)[: (view.num_tokens() - 1) // self._settings.block_size]
+        if len(keys) <= first:
+            return 0
+        if self._settings.waits and keys[first] in self._loading:
+            return None
+        found = self.catalog.leading(keys, first)
+        if self.tiers is not None and first + found < len(keys):
+            if not self.tiers.looked_up(view.id, keys[first + found :]):
+                return None
+            found = self.catalog.leading(keys, first)
+        if self.catalog.shared:
+            found = self._hold(request, keys[first : first + found])
+        tokens = found * self._settings.block_size
+        return tokens if tokens >= self._settings.min_tokens else 0
+
+    def _hold(self, request: _Request, keys: list[bytes]) -> int:
+        """See to it that nobody else gives up what this request is told it can load. Returns how much of it."""
+        if [place.key for place in request.held] != keys:
+            self._let_go(request)
+            request.held = self.catalog.hold(keys)
+        held = [place.key for place in request.held]
+        return next((index for index, key in enumerate(keys) if held[index : index + 1] != [key]), len(keys))
+
+    def _let_go(self, request: _Request) -> None:
+        held, request.held = request.held, []
+        self.catalog.unpin(held)
+
+    def allocated(self, view: ReusableRequest, block_ids: Sequence[int], local_tokens: int, tokens: int) -> None:
+        """Take note of a request's blocks, and order the load of `tokens` after the first `local_tokens`."""
+        request = self._known(view)
+        if request is None:
+            return
+        request.blocks, request.saved = list(block_ids), 0
+        first, size = local_tokens // self._settings.block_size, self._settings.block_size
+        self._fence(block_ids[first:])
+        if request.asked:
+            self._count(request, first, tokens // size)
+        if tokens and not request.load:
+            self._load(request, first, tokens // size)
+        request.asked = False
+        self._let_go(request)
+        if self.tiers is not None:
+            request.sources = self.tiers.sources(view.id)
+            self.tiers.release(view.id)
+
+    def sources(self, request_id: str) -> dict[int, int]:
+        """Return how many blocks of a request that was allocated came from each lower tier, by number from 0."""
+        request = self._requests.get(request_id)
+        return request.sources if request is not None else {}
+
+    def _load(self, request: _Request, first: int, count: int) -> None:
+        keys = request.keys[first : first + count]
+        blocks = tuple(request.blocks[first : first + count])
+        job = next(self._numbers)
+        places = self.catalog.pin(keys)  # fewer than keys: every rank says that it failed, and why
+        self._jobs[job] = _Job(places, blocks, self._settings.ranks, request.view.id)
+        self._plan.loads.append(CopyOrder(job, blocks, tuple(slot for _, slot in places), request.view.id))
+        self._loading.update(place.key for place in places)
+        request.load = job
+
+    def _count(self, request: _Request, first: int, count: int) -> None:
+        wanted = (request.view.num_tokens() - 1) // self._settings.block_size - first
+        self.counters["hit_blocks"] += count
+        self.counters["missed_blocks"] += max(0, wanted - count)
+
+    def step(self, progress: Iterable[Progress]) -> None:
+        """Take note of what a step computes. Called before it, with the plan for it to come."""
+        size = self._settings.block_size
+        for now in progress:
+            request = self._requests.get(now.request_id)
+            if request is None:
+                continue
+            if now.anew:
+                request.blocks = list(now.blocks)
+            elif now.blocks:
+                request.blocks.extend(now.blocks)
+            if now.blocks:
+                self._fence(request.blocks[now.computed // size :] if now.anew else now.blocks)
+            if now.computed // size > request.saved and not now.first:
+                self._save(request, now.computed)
+        if self.tiers is not None:
+            self.tiers.fill(self._plan)
+
+    def finished(self, request_id: str, block_ids: Sequence[int], computed: int) -> bool:
+        """Take note that a request ended, with `computed` tokens of KV in its blocks.
+
+        Returns:
+            Whether its load is still under way, and will be reported as received.
+        """
+        request = self._requests.pop(request_id, None)
+        if self.tiers is not None:
+            self.tiers.release(request_id)
+        if request is None:
+            return False
+        self._let_go(request)
+        if request.load:
+            self._plan.cancels.append(request.load)
+            return True
+        request.blocks = list(block_ids)
+        self._save(request, computed)
+        return False
+
+    def received(self, request_id: str, *, failed: bool) -> None:
+        """Take note that a load ended on all ranks, as the engine knows now too."""
+        request = self._requests.get(request_id)
+        if request is None or not request.load:
+            return
+        request.load = 0
+        if failed:
+            request.barred = True  # computed then: asking again could go on for ever
+            self.counters["failed_loads"] += 1
+        else:
+            self.counters["loads"] += 1
+
+    def absorb(self, report: ReuseReport) -> None:
+        """Take in what the workers report."""
+        if report.joined:
+            self.catalog.joined(report.joined)
+        for number, ranks in report.ended.items():
+            job = self._jobs.get(number)
+            if job is None:
+                if self.tiers is not None:
+                    self.tiers.ended(number, ranks, report)
+                continue
+            job.left -= ranks
+            job.failed = job.failed or report.failed.get(number, "")
+            if job.left <= 0:
+                del self._jobs[number]
+                self._ended(number, job)
+
+    def reset(self) -> None:
+        """Forget everything: the weights may be others now. What is under way comes to nothing."""
+        self.counters["resets"] += 1
+        self._space = namespace(self._settings.facts, uuid.uuid4().hex)
+        self.catalog.clear()
+        if self.tiers is not None:
+            self.tiers.clear()
+        for request in self._requests.values():
+            request.space = self._space_of(request.view) or b""
+            request.keys.clear()
+            request.saved = NEVER  # what it has computed so far is of the old weights, unless it starts anew
+            if request.load:
+                self._plan.cancels.append(request.load)
+        self._loading.clear()
+
+    def plan(self) -> ReusePlan:
+        """Return what the workers have to do next, and forget it."""
+        plan, self._plan = self._plan, ReusePlan()
+        return plan
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _known(self, view: ReusableRequest) -> _Request | None:
+        request = self._requests.get(view.id)
+        if request is None:
+            space = self._space_of(view)
+            if space is None:
+                return None
+            request = self._requests[view.id] = _Request(view, space)
+        return request
+
+    def _space_of(self, view: ReusableRequest) -> bytes | None:
+        try:
+            return narrowed(self._space, view.dimensions())
+        except UnsupportedError as error:
+            self.counters["refused"] += 1
+            logger.warning("request %s: %s", view.id, error)
+            return None
+
+    def _keys(self, request: _Request) -> list[bytes]:
+        hashes = request.view.hashes()
+        if len(request.keys) < len(hashes):
+            request.keys.extend(block_keys(request.space, hashes[len(request.keys) :]))
+        return request.keys
+
+    def _fence(self, blocks: Iterable[int]) -> None:
+        """Keep the next step from writing to blocks that are still being copied."""
+        if not self._reading:
+            return
+        fences = self._plan.fences
+        for block in blocks:
+            fences.extend(job for job in self._reading.get(block, ()) if job not in fences)
+
+    def _save(self, request: _Request, computed: int) -> None:
+        """Order copies of those full blocks that are not kept yet."""
+        if not request.space:
+            return
+        tokens = computed if self._settings.decoded else min(computed, request.view.num_prompt_tokens)
+        keys = self._keys(request)
+        start, end = request.saved, min(tokens // self._settings.block_size, len(request.blocks), len(keys))
+        if end <= start:
+            return
+        request.saved = end
+        places = self.catalog.reserve(keys[start:end])
+        if not places:
+            return
+        block_of = dict(zip(keys[start:end], request.blocks[start:end], strict=True))
+        blocks = tuple(block_of[key] for key, _ in places)
+        job = next(self._numbers)
+        self._jobs[job] = _Job(places, blocks, self._settings.ranks)
+        for block in blocks:
+            self._reading.setdefault(block, set()).add(job)
+        self._plan.saves.append(CopyOrder(job, blocks, tuple(slot for _, slot in places)))
+
+    def _ended(self, number: int, job: _Job) -> None:
+        if job.request_id:
+            self.catalog.unpin(job.places)
+            self._loading -= Counter(place.key for place in job.places)
+            return
+        for block in job.blocks:
+            readers = self._reading.get(block, set())
+            readers.discard(number)
+            if not readers:
+                self._reading.pop(block, None)
+        if job.failed:
+            self.catalog.abandon(job.places)
+            self.counters["failed_saves"] += 1
+            logger.warning("blocks could not be kept: %s", job.failed)
+            return
+        published = self.catalog.publish(job.places)
+        self.counters["saved_blocks"] += len(published)
+        if self.tiers is not None:
+            self.tiers.published(published)

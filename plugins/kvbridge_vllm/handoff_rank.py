@@ -1,0 +1,126 @@
+"""Hand-overs in one rank: its backend, control endpoint and worker half."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kvbridge.control.endpoint import Endpoint
+from kvbridge.control.secret import read_secret
+from kvbridge.registry import create_backend
+from kvbridge_vllm.layout import fingerprint
+
+if TYPE_CHECKING:
+    from kvbridge.abc.connector import Outcome
+    from kvbridge.config import ConnectorConfig, HandoffConfig
+    from kvbridge.connector.handoff_worker import HandoffWorker
+    from kvbridge.connector.plan import Plan, Report
+    from kvbridge.memory.layout import CacheLayout
+
+logger = logging.getLogger(__name__)
+
+
+class HandoffRank:
+    """Owns what one rank hands KV over with. The backend is made at once: a wrong configuration ends the start.
+
+    Args:
+        config: The connector's configuration.
+        handoff: That of hand-overs.
+        vllm_config: vLLM's.
+        kv_cache_config: This worker's.
+        half: Class of the worker half.
+    """
+
+    def __init__(
+        self,
+        config: ConnectorConfig,
+        handoff: HandoffConfig,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        half: type[HandoffWorker],
+    ) -> None:
+        self._config = config
+        self._vllm_config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        self._half_class = half
+        self._name = handoff.backend
+        path = "kv_connector_extra_config.options" if config.backend else "kv_connector_extra_config.handoff.options"
+        self._backend = create_backend(handoff.backend, handoff.options, path)
+        self._endpoint: Endpoint | None = None
+        self._half: HandoffWorker | None = None
+        self._buffer: Any = None
+        self._closed = False
+
+    def register(self, layout: CacheLayout, rank: int) -> None:
+        """Take the cache: from here on this rank can be reached."""
+        config, transfer = self._config, self._vllm_config.kv_transfer_config
+        self._backend.register(layout.regions)
+        self._endpoint = Endpoint(
+            self._backend,
+            name=f"{transfer.engine_id} rank {rank}",
+            fingerprint=fingerprint(self._vllm_config, self._kv_cache_config, rank, config.model_id),
+            host=config.host,
+            port=config.port and config.port + rank,
+            peer_timeout=config.peer_timeout,
+            secret=read_secret(config.secret_file),
+        )
+        self._buffer = self._backend.open_buffer(self._endpoint, lease=config.lease, timeout=config.transfer_timeout)
+        self._half = self._half_class(
+            self._buffer, layout, rank=rank, claim_timeout=config.claim_timeout, lease=config.lease
+        )
+        logger.info(
+            "kvbridge: rank %d hands over KV by the backend %r, control address %s, %d regions",
+            rank,
+            self._name,
+            self._endpoint.address,
+            len(layout.regions),
+        )
+
+    def directory(self) -> tuple[str, int] | None:
+        """Return this rank's control address and incarnation."""
+        return (self._endpoint.address, self._endpoint.here.generation) if self._endpoint else None
+
+    def begin(self, plan: Plan) -> None:
+        """Start a plan's orders."""
+        if self._half is not None:
+            self._half.begin(plan)
+
+    def poll(self) -> Outcome | None:
+        """Return what has ended."""
+        return self._half.poll() if self._half is not None else None
+
+    def report(self) -> Report | None:
+        """Return the outcome of claims."""
+        return self._half.report() if self._half is not None else None
+
+    def stats(self) -> dict[str, float]:
+        """Return counters and gauges by name."""
+        if self._half is None or self._endpoint is None:
+            return {}
+        held = self._buffer.stats()
+        half = self._half
+        return {
+            "loaded_bytes": half.counters["loaded_bytes"],
+            "saved_bytes": half.counters["saved_bytes"],
+            "failed_saves": half.counters["failed_saves"],
+            "load_seconds": half.seconds["load"],
+            "save_seconds": half.seconds["save"],
+            "expired": held.get("expired", 0.0),
+            "taken": held.get("taken", 0.0),
+            "held_values": held.get("entries", 0.0),
+            "held_bytes": held.get("bytes", 0.0),
+            "malformed_messages": self._endpoint.counters["malformed_messages"],
+            "refused_handshakes": self._endpoint.counters["refused_handshakes"],
+            "internal_errors": self._endpoint.counters["internal_errors"],
+        }
+
+    def close(self) -> None:
+        """Release everything. Idempotent, bounded, safe after a start that failed half-way."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._half is not None:
+            self._half.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        self._backend.close()
