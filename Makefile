@@ -7,16 +7,19 @@ TESTS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo demo-reuse test check bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv with vLLM, kvbridge and the tools (quick when nothing changed)
 	@scripts/setup.sh
 
 demo: setup ## prefill and decode engines, a router, three questions (BACKEND=cpu, MODEL=folder)
 	@$(BIN)/python scripts/demo.py --backend $(BACKEND) $(if $(MODEL),--model $(MODEL))
+
+demo-reuse: setup ## one long document, five questions: its KV kept and loaded back, beside computing it (MODEL=folder)
+	@$(BIN)/kvbridge demo reuse $(if $(MODEL),--model $(MODEL))
 
 test: setup ## run the tests (TESTS="tests/unit -x" for a part of them)
 	$(BIN)/pytest $(TESTS)

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 
 from demo_chat import Answer, Handover, ask, handover_since, totals
 from demo_questions import QUESTIONS, WARM_UP, Question
-from demo_servers import Launcher, kv_transfer_config, wait_ready
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
-from smollm2 import ensure_model
 
 from kvbridge.registry import list_backends
+from kvbridge_vllm.demo.servers import Launcher, kv_transfer_config, wait_ready
+from kvbridge_vllm.demo.smollm2 import ensure_model
 from kvbridge_vllm.launch import LaunchError, StartError
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ def main() -> int:
         console.print("\n[yellow]Interrupted; everything that was started has been stopped.")
         status = _INTERRUPTED
     except StartError as error:
-        console.print(f"[red]The demo failed: {error.summary}; see {error.log_path}", soft_wrap=True)
+        console.print(f"[red]The demo failed: {escape(error.summary)}; see {error.log_path}", soft_wrap=True)
         status = 1
     except (_DemoError, LaunchError, OSError, HTTPException) as error:
-        console.print(f"[red]The demo failed: {error or type(error).__name__}", soft_wrap=True)
+        console.print(f"[red]The demo failed: {escape(str(error)) or type(error).__name__}", soft_wrap=True)
         status = 1
     console.print(f"Logs: {logs}", soft_wrap=True)
     return status

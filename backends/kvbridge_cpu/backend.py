@@ -123,14 +123,18 @@ class CpuBackend(Transport[CpuOptions]):
         return FollowedValue(memory, descriptor, spec, out, skip)
 
     def open_pool(self, like: Sequence[Region], slots: int, memory: NDArray[np.uint8] | None = None) -> SlotPool:
-        """Open slots in host memory. See `Backend.open_pool`."""
-        elsewhere = {region.device for region in like if region.host is None}
-        if elsewhere:
+        """Open slots in host memory, pinned where the cache is on a GPU. See `Backend.open_pool`."""
+        devices = {region.device for region in like}
+        if len(devices) > 1 or not all(device.startswith(("cpu", "cuda")) for device in devices):
             raise UnsupportedError(
-                f"the cache is on {', '.join(sorted(elsewhere))}: the backend 'cpu' keeps blocks of a cache in host "
-                "memory",
-                flag="cuda",
+                f"the cache is on {', '.join(sorted(devices))}: the backend 'cpu' keeps blocks of a cache in host "
+                "memory, or on one GPU of NVIDIA's",
+                flag="slots",
             )
+        if devices != {"cpu"}:
+            from kvbridge_cpu.cuda_slots import CudaSlots  # noqa: PLC0415 - it loads torch
+
+            return CudaSlots(like, slots, memory)
         return HostSlots(like, slots, memory)
 
     def _forget(self, link: Link) -> None:

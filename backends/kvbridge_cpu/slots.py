@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvbridge.abc import Move, SlotPool
-from kvbridge.errors import ConfigError
+from kvbridge.errors import ConfigError, SpecMismatchError
 from kvbridge.memory.copying import copies
 from kvbridge.memory.slots import slot_regions, slots_bytes
 from kvbridge.threads import Pool
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 STEP_BYTES = 4 << 20
 """Bytes that are copied between two looks at whether the copy is still wanted: about a millisecond."""
 
-CLOSE_TIMEOUT = 5.0
-"""Seconds that `close` waits for copies under way."""
+CLOSE_TIMEOUT = 1.5
+"""Seconds that `close` waits for the steps under way."""
 
 
 class HostSlots(SlotPool):
@@ -40,7 +41,7 @@ class HostSlots(SlotPool):
         memory: Bytes to use, `slots_bytes`; None to take some that the kernel gives when they are first used.
 
     Raises:
-        ConfigError: There is not so much memory.
+        ConfigError: There is not so much memory, or what is given is too small.
     """
 
     def __init__(self, like: Sequence[Region], slots: int, memory: NDArray[np.uint8] | None = None) -> None:
@@ -49,26 +50,32 @@ class HostSlots(SlotPool):
         if memory is None:
             memory = _private_memory(self.used_bytes)
         self.regions = slot_regions(memory, page_bytes, slots)
+        self._closing = threading.Event()
         self._loads = Pool("slots-load", 1)
         self._saves = Pool("slots-save", 1)
 
     def copy(self, source: Pages, target: Pages) -> Move:
         """Start a copy. See `SlotPool.copy`."""
+        if source.spec != target.spec:
+            raise SpecMismatchError(f"pages of {source.spec} cannot be copied to pages of {target.spec}")
         saves = bool(target.regions) and target.regions[0] in self.regions
-        return _Copy(source, target, self._saves if saves else self._loads)
+        return _Copy(source, target, self._saves if saves else self._loads, self._closing)
 
     def close(self) -> None:
         """End all copies and give the memory back. Idempotent, bounded."""
-        self._loads.close(CLOSE_TIMEOUT)
-        self._saves.close(CLOSE_TIMEOUT)
+        self._closing.set()
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        for pool in (self._loads, self._saves):
+            pool.close(max(0.0, deadline - time.monotonic()))
         self.regions = ()
 
 
 class _Copy(Move):
     """A copy on a thread."""
 
-    def __init__(self, source: Pages, target: Pages, pool: Pool) -> None:
+    def __init__(self, source: Pages, target: Pages, pool: Pool, closing: threading.Event) -> None:
         self._unwanted = threading.Event()
+        self._closing = closing
         self._source = source
         self._target = target
         self._task: Task[None] = pool.run(self._run)
@@ -84,7 +91,7 @@ class _Copy(Move):
 
     def _run(self) -> None:
         for step in copies(self._source, self._target, STEP_BYTES):
-            if self._unwanted.is_set():
+            if self._unwanted.is_set() or self._closing.is_set():
                 raise cancelled("copying blocks")
             step()
 

@@ -224,7 +224,7 @@ class Backend(ABC, Generic[O]):
                 for memory of the pool's own. It outlives the pool.
 
         Raises:
-            ConfigError: The host has not so much memory.
+            ConfigError: The host has not so much memory, or `memory` is too small.
             UnsupportedError: It has no slots, cannot keep blocks of a cache that is where this one is, or cannot use
                 memory that it is given.
         """

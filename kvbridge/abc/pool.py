@@ -24,10 +24,10 @@ class SlotPool(ABC):
     """
 
     regions: Sequence[Region]
-    """One for each region of the cache, with equal `page_bytes`. Block ids in them are slots, from 0."""
+    """One for each region of the cache, with equal `page_bytes`, in host memory. Its block ids are slots, from 0."""
 
     used_bytes: int
-    """Bytes that the slots take, alignment and bookkeeping included."""
+    """Bytes that the slots take, alignment and copies of them included."""
 
     @abstractmethod
     def copy(self, source: Pages, target: Pages) -> Move:
@@ -39,8 +39,20 @@ class SlotPool(ABC):
         Args:
             source: From where. It must not change until the move has ended.
             target: Where to, with as many blocks of the same page sizes. It belongs to the move until that has ended.
+                No block of it is named twice.
+
+        Returns:
+            A move. Aborted, it ends soon: by `CancelledError`, or by DONE where all bytes are there.
+
+        Raises:
+            SpecMismatchError: Source and target do not have the same pages.
+            ClosedError: The pool is closed.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End all copies, then give the memory back. Idempotent, bounded."""
+        """End all copies, then give the memory back. Idempotent; it takes two seconds at most.
+
+        Copies that were under way have ended, as if aborted: nothing touches the cache, or memory that was given, any
+        more.
+        """

@@ -99,7 +99,7 @@ def serve(
 @click.option("--engine/--no-engine", default=True, show_default=True, help="Start an engine too; takes minutes.")
 @click.option("--tokens", default="512,2048,8192", show_default=True, help="Lengths of prompts for the engine.")
 @click.option("--rounds", default=9, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
-@click.option("--engine-rounds", default=5, show_default=True, type=click.IntRange(1), help="The engine's.")
+@click.option("--engine-rounds", default=3, show_default=True, type=click.IntRange(1), help="The engine's.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the figures.")
 def reuse(*, engine: bool, tokens: str, rounds: int, engine_rounds: int, json_file: str | None) -> None:
     """Keep blocks and have them back: copies beside a plain one, lookups, time to first token beside computing.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvbridge.capabilities import Capabilities
     from kvbridge.conformance.results import Level
 
-PARTS = ("backend", "pipe", "buffer", "connector", "fault", "perf")
+PARTS = ("backend", "pipe", "buffer", "connector", "slots", "fault", "perf")
 """Parts of the contract, in its order."""
 
 F = TypeVar("F", bound="Callable[..., None]")

@@ -20,6 +20,7 @@ PARTS = {
     "pipe": "Values in order from one peer to another.",
     "buffer": "Values by key, each taken exactly once.",
     "connector": "What a serving engine sees of a hand-over.",
+    "slots": "Blocks of a cache that are kept for reuse, and come back as they were.",
     "fault": "What happens when a peer dies, hangs, lies or is cut off.",
     "perf": "What it costs in time and memory.",
 }

@@ -12,17 +12,22 @@ from kvbridge.abc import Key, Transport
 from kvbridge.conformance.checks import RequirementError, require, within
 from kvbridge.conformance.node import Node
 from kvbridge.conformance.peers import Hosts, RemoteNode
+from kvbridge.conformance.slot_node import SlotNode
 from kvbridge.conformance.values import TensorValue
-from kvbridge.errors import KVBridgeError
+from kvbridge.errors import KVBridgeError, UnsupportedError
 from kvbridge.registry import load_backend
 from kvbridge.threads import call_all_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvbridge.abc import Backend
     from kvbridge.abc.pipe import Offered
     from kvbridge.capabilities import Capabilities
+    from kvbridge.conformance.values import Geometry
     from kvbridge.layers.faulty import Kind, When
 
 CLOSE_WITHIN = 10.0
@@ -126,6 +131,24 @@ class World:
         """Name a value where the key is used."""
         return Key(self._scope + name)
 
+    # -- slots ------------------------------------------------------------------------------------------------
+
+    def slot_node(self, geometry: Geometry, count: int, memory: NDArray[np.uint8] | None = None) -> SlotNode:
+        """Make a worker that keeps blocks of a cache in host memory in so many slots.
+
+        Raises:
+            NotRunError: It keeps blocks of GPU memory only.
+            UnsupportedError: It cannot use memory that it is given.
+        """
+        try:
+            node = SlotNode(self.subject.name, self.subject.options, geometry, count, memory)
+        except UnsupportedError as error:
+            if memory is None and self.capabilities.cuda:
+                raise NotRunError(f"a cache in host memory is what is tried here: {error}") from error
+            raise
+        self._made.append(node)
+        return node
+
     # -- values -----------------------------------------------------------------------------------------------
 
     def value(self, nbytes: int = 1000) -> TensorValue:
@@ -194,4 +217,6 @@ class World:
                 faults.append(str(error))
                 if remote:
                     one.host.broken = True
+            except Exception as error:  # the backend's: the others are closed all the same
+                faults.append(f"closing a peer raised {error!r}")
         return faults

@@ -14,81 +14,23 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvbridge.connector.reuse_observer import Kept, Observer
 from kvbridge.connector.reuse_plan import CopyOrder, ReusePlan, ReuseReport
 from kvbridge.connector.reuse_tiers import TierPlanner
 from kvbridge.errors import UnsupportedError
 from kvbridge.reuse.keys import block_keys, namespace, narrowed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from kvbridge.connector.reuse_tiers import TierSettings
+    from kvbridge.connector.reuse_view import Progress, ReusableRequest, ReuseSettings
     from kvbridge.reuse.catalog import Catalog, Place
 
 logger = logging.getLogger(__name__)
 
 NEVER = 1 << 62
 """More blocks than any request has: none of it is saved any more."""
-
-
-@dataclass(frozen=True)
-class ReuseSettings:
-    """What the scheduler half has to know of its engine.
-
-    Attributes:
-        block_size: Tokens of a block.
-        ranks: Number of workers.
-        facts: What gives the bytes of a block their meaning, by name.
-        decoded: Whether blocks of generated tokens are kept, beside those of prompts.
-        min_tokens: Fewer tokens than this are computed rather than loaded.
-        waits: Whether the engine finds by itself, in its own cache, what another request has loaded.
-    """
-
-    block_size: int
-    ranks: int
-    facts: Mapping[str, str]
-    decoded: bool = True
-    min_tokens: int = 1
-    waits: bool = True
-
-
-@dataclass(frozen=True)
-class ReusableRequest:
-    """What the scheduler half needs to know of a request. Everything is as it is now, and changes as it goes on.
-
-    Attributes:
-        id: The engine's own id of the request.
-        num_tokens: Tokens of the prompt and of what was generated.
-        num_prompt_tokens: Tokens of the prompt.
-        hashes: For each full block the engine's hash of its tokens and all before it.
-        dimensions: Lists `(dimension, value)` of what its KV depends on that `hashes` does not cover.
-    """
-
-    id: str
-    num_tokens: Callable[[], int]
-    num_prompt_tokens: int
-    hashes: Callable[[], Sequence[bytes]]
-    dimensions: Callable[[], Sequence[tuple[str, str]]]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a step does with a request that runs.
-
-    Attributes:
-        request_id: The request.
-        computed: Tokens whose KV it has. In the first step of a request that may include blocks that another request
-            computes in this very step.
-        blocks: Blocks that it got, after those it had; or all, if `anew`.
-        first: Whether it did not run in the step before.
-        anew: Whether its blocks are others than before.
-    """
-
-    request_id: str
-    computed: int
-    blocks: Sequence[int]
-    first: bool = False
-    anew: bool = False
 
 
 @dataclass(eq=False)
@@ -116,6 +58,7 @@ class _Job:
     left: int
     request_id: str = ""
     failed: str = ""
+    kept: list[Kept] = field(default_factory=list)
 
 
 class ReuseScheduler:
@@ -125,14 +68,22 @@ class ReuseScheduler:
         settings: What it has to know of its engine.
         catalog: Which key is in which slot.
         tiers: The tiers below the slots, the fastest first.
+        observer: Hears which blocks come and go.
     """
 
-    def __init__(self, settings: ReuseSettings, catalog: Catalog, tiers: Sequence[TierSettings] = ()) -> None:
+    def __init__(
+        self,
+        settings: ReuseSettings,
+        catalog: Catalog,
+        tiers: Sequence[TierSettings] = (),
+        observer: Observer | None = None,
+    ) -> None:
         self.counters: Counter[str] = Counter()
         self.catalog = catalog
         self._settings = settings
         self._numbers = itertools.count(1)
-        self.tiers = TierPlanner(tiers, catalog, settings.ranks, self._numbers) if tiers else None
+        self._observer = observer or Observer()
+        self.tiers = TierPlanner(tiers, catalog, settings.ranks, self._numbers, self._observer) if tiers else None
         self._space = namespace(settings.facts, "")
         self._requests: dict[str, _Request] = {}
         self._jobs: dict[int, _Job] = {}
@@ -236,6 +187,7 @@ class ReuseScheduler:
                 self._save(request, now.computed)
         if self.tiers is not None:
             self.tiers.fill(self._plan)
+        self._tell_of_evictions()
 
     def finished(self, request_id: str, block_ids: Sequence[int], computed: int) -> bool:
         """Take note that a request ended, with `computed` tokens of KV in its blocks.
@@ -288,7 +240,7 @@ class ReuseScheduler:
         """Forget everything: the weights may be others now. What is under way comes to nothing."""
         self.counters["resets"] += 1
         self._space = namespace(self._settings.facts, uuid.uuid4().hex)
-        self.catalog.clear()
+        self._observer.gone(self.catalog.clear())
         if self.tiers is not None:
             self.tiers.clear()
         for request in self._requests.values():
@@ -350,10 +302,11 @@ class ReuseScheduler:
         places = self.catalog.reserve(keys[start:end])
         if not places:
             return
-        block_of = dict(zip(keys[start:end], request.blocks[start:end], strict=True))
-        blocks = tuple(block_of[key] for key, _ in places)
+        index_of = dict(zip(keys[start:end], range(start, end), strict=True))
+        blocks = tuple(request.blocks[index_of[key]] for key, _ in places)
         job = next(self._numbers)
-        self._jobs[job] = _Job(places, blocks, self._settings.ranks)
+        kept = [Kept(key, request.view.origin, index_of[key]) for key, _ in places]
+        self._jobs[job] = _Job(places, blocks, self._settings.ranks, kept=kept)
         for block in blocks:
             self._reading.setdefault(block, set()).add(job)
         self._plan.saves.append(CopyOrder(job, blocks, tuple(slot for _, slot in places)))
@@ -375,5 +328,13 @@ class ReuseScheduler:
             return
         published = self.catalog.publish(job.places)
         self.counters["saved_blocks"] += len(published)
+        found = {place.key for place in published}
+        self._tell_of_evictions()
+        self._observer.kept([block for block in job.kept if block.key in found])
         if self.tiers is not None:
             self.tiers.published(published)
+
+    def _tell_of_evictions(self) -> None:
+        gone = self.catalog.drain()
+        if gone:
+            self._observer.gone(gone)

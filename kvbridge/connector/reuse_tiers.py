@@ -19,6 +19,7 @@ from kvbridge.connector.reuse_plan import TierOrder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from kvbridge.connector.reuse_observer import Observer
     from kvbridge.connector.reuse_plan import ReusePlan, ReuseReport
     from kvbridge.reuse.catalog import Catalog, Place
 
@@ -98,6 +99,7 @@ class TierPlanner:
         catalog: Which key is in which slot.
         ranks: Number of workers.
         numbers: Numbers for orders, never the same twice.
+        observer: Hears which blocks come and go.
         clock: Seconds that only grow.
     """
 
@@ -107,6 +109,7 @@ class TierPlanner:
         catalog: Catalog,
         ranks: int,
         numbers: Iterator[int],
+        observer: Observer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters: Counter[str] = Counter()
@@ -114,6 +117,7 @@ class TierPlanner:
         self._catalog = catalog
         self._ranks = ranks
         self._numbers = numbers
+        self._observer = observer
         self._clock = clock
         self._searches: dict[str, _Search] = {}
         self._orders: dict[int, _Order] = {}
@@ -250,6 +254,8 @@ class TierPlanner:
         search.job = 0
         if search.over:
             return
+        if search.tier == len(self._tiers) - 1:
+            self._observer.gone_below(order.keys[found : found + 1])  # of those after it nothing is known
         places = self._catalog.reserve(order.keys[:found]) if found else []
         if places:
             search.job = self._order(
@@ -263,8 +269,10 @@ class TierPlanner:
         published = self._catalog.publish(order.places[:moved])
         self._catalog.abandon(order.places[moved:])
         self.counters["promoted_blocks"] += len(published)
+        self._observer.back([place.key for place in published])
         if self._tiers[order.tier].settings.exclusive and published:
             self._order("removals", order.tier, [], [place.key for place in published])
+            self._observer.gone_below([place.key for place in published])
         search = self._searches.get(order.request_id)
         if search is None:
             return
@@ -280,6 +288,8 @@ class TierPlanner:
         tier.writing -= 1
         self.counters["demoted_blocks"] += moved
         self.counters["not_demoted"] += len(order.places) - moved
+        if moved == len(order.places):
+            self._observer.kept_below(order.keys)
         if tier.settings.exclusive:
             self._catalog.give_up(order.places)
         else:

@@ -12,6 +12,10 @@ from kvbridge.capabilities import Capabilities, Probe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvbridge.abc import SlotPool
     from kvbridge.control.link import Link
     from kvbridge.memory import Payload, Region, Spec
 
@@ -123,6 +127,10 @@ class PassingTransport(Transport[Any]):
     def land(self, link: Link, spec: Spec, descriptor: bytes, out: Payload, skip: int) -> Landing:
         """Prepare to take a value."""
         return self.inner.land(link, spec, descriptor, out, skip)
+
+    def open_pool(self, like: Sequence[Region], slots: int, memory: NDArray[np.uint8] | None = None) -> SlotPool:
+        """Open slots of the transport inside."""
+        return self.inner.open_pool(like, slots, memory)
 
     def close(self) -> None:
         """Close the transport inside."""

@@ -129,6 +129,7 @@ def _copy_rows(
     order, runs = (by_target, target_runs) if gathers else (by_source, source_runs)
     from_ids, to_ids = from_ids[order], to_ids[order]
     begins, intos = from_ids.tolist(), to_ids.tolist()
+    from_items, to_items = _items(from_rows), _items(to_rows)
     for start, end in runs:
         begin, into, length = begins[start], intos[start], end - start
         if length == 1:
@@ -136,7 +137,12 @@ def _copy_rows(
         elif gathers:
             from_rows.take(from_ids[start:end], axis=0, out=to_rows[into : into + length], mode="clip")
         else:
-            to_rows[to_ids[start:end]] = from_rows[begin : begin + length]
+            to_items[to_ids[start:end]] = from_items[begin : begin + length]
+
+
+def _items(rows: NDArray[np.void | np.int64]) -> NDArray[np.void]:
+    """View rows as one item each: numpy scatters items faster than rows."""
+    return rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
 
 
 def _runs(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvbridge.errors import ConfigError
 from kvbridge.memory.region import Region
 
 if TYPE_CHECKING:
@@ -27,7 +28,14 @@ def slots_bytes(page_bytes: Sequence[int], slots: int) -> int:
 
 
 def slot_regions(memory: NDArray[np.uint8], page_bytes: Sequence[int], slots: int) -> tuple[Region, ...]:
-    """Cut memory into regions of slots. The memory stays the caller's; the regions keep it alive."""
+    """Cut memory into regions of slots. The memory stays the caller's; the regions keep it alive.
+
+    Raises:
+        ConfigError: It is too small, or there is to be no slot.
+    """
+    wanted = slots_bytes(page_bytes, slots)
+    if slots < 1 or memory.nbytes < wanted:
+        raise ConfigError(f"{slots} slots take {wanted} bytes; found memory of {memory.nbytes} bytes")
     regions, start = [], 0
     for size in page_bytes:
         regions.append(Region.over(memory[start : start + size * slots], size))

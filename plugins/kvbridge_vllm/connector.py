@@ -32,7 +32,7 @@ from kvbridge_vllm.scheduler import SchedulerSide
 from kvbridge_vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from kvbridge.connector.reuse_plan import ReusePlan, ReuseReport
 
@@ -168,6 +168,12 @@ class KVBridgeConnector(KVConnectorBase_V1):
     @never_raises()
     def _hit_sources(self, request: Any, tokens: int) -> dict[Any, int] | None:
         return self._scheduler.hit_sources(request, tokens) if self._scheduler is not None else None
+
+    @never_raises(list)
+    def take_events(self) -> Iterable[Any]:
+        """Return which blocks came into what is kept, and which went, since the last call."""
+        reuse = self._scheduler.reuse if self._scheduler is not None else None
+        return reuse.events.take() if reuse is not None and reuse.events is not None else []
 
     @never_raises(lambda: False)
     def reset_cache(self) -> bool | None:

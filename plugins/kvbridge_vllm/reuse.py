@@ -9,8 +9,9 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvbridge.abc import Store
 from kvbridge.config import parse_bytes
-from kvbridge.connector.reuse_scheduler import Progress, ReusableRequest, ReuseScheduler, ReuseSettings
+from kvbridge.connector.reuse_scheduler import ReuseScheduler
 from kvbridge.connector.reuse_tiers import TierSettings
+from kvbridge.connector.reuse_view import Progress, ReusableRequest, ReuseSettings
 from kvbridge.errors import ConfigError
 from kvbridge.policies import create_policy
 from kvbridge.registry import load_backend
@@ -18,6 +19,7 @@ from kvbridge.reuse.common import CommonSlots
 from kvbridge.reuse.keys import namespace
 from kvbridge.reuse.own_catalog import OwnCatalog
 from kvbridge.reuse.shared_catalog import SharedCatalog
+from kvbridge_vllm.events import EventLog
 from kvbridge_vllm.identity import reuse_dimensions, reuse_facts
 from kvbridge_vllm.layout import placements
 
@@ -90,6 +92,8 @@ class ReuseSide:
         self._block_size = spec.block_size
         self._source_of = [SOURCE_OF[_medium(lower.backend)] for lower in config.reuse[1:]]
         slots = slots_of(tier, kv_cache_config)
+        wanted = vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events
+        self.events = EventLog(spec.block_size, self._stride) if wanted else None
         catalog = (
             SharedCatalog(common_slots(config, vllm_config, kv_cache_config))
             if tier.share
@@ -109,6 +113,7 @@ class ReuseSide:
                 TierSettings(lower.backend, lower.exclusive, lower.timeout, lower.failures, lower.retry)
                 for lower in config.reuse[1:]
             ],
+            self.events,
         )
         logger.info(
             "kvbridge: %d blocks are kept for reuse in each worker, policy %r%s",
@@ -171,6 +176,7 @@ class ReuseSide:
             num_prompt_tokens=request.num_prompt_tokens,
             hashes=lambda: request.block_hashes if stride == 1 else request.block_hashes[stride - 1 :: stride],
             dimensions=lambda: reuse_dimensions(request),
+            origin=request,
         )
 
 

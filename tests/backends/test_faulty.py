@@ -21,7 +21,7 @@ from kvbridge.layers.metered import MeteredTransport
 from kvbridge.memory import Pages, Region
 from kvbridge_cpu import CpuBackend, CpuOptions
 from tests.direct import DirectBackend, DirectOptions, fresh
-from tests.nodes import MIB, pattern
+from tests.nodes import MIB, eventually, pattern
 from tests.sides import Side, two_ends, two_sides
 
 if TYPE_CHECKING:
@@ -45,6 +45,18 @@ def start(producer: Side, consumer: Side, value: Any, out: Any) -> tuple[Any, An
 
 def pages(nbytes: int, page_bytes: int, ids: list[int]) -> Pages:
     return Pages.of([Region.over(np.zeros(nbytes, dtype=np.uint8), page_bytes)], ids)
+
+
+def test_a_layer_opens_the_slots_of_the_transport_inside() -> None:
+    layer = MeteredTransport(cpu())
+    cache = [Region.over(np.arange(4 * 4096, dtype=np.int64).view(np.uint8), 4096)]
+    pool = layer.open_pool(cache, 2)
+    assert layer.capabilities.slots
+    move = pool.copy(Pages.of(cache, [3]), Pages.of(pool.regions, [1]))
+    eventually(lambda: move.step() is MoveState.DONE, 5, lambda: "the copy does not end")
+    assert (pool.regions[0].rows()[1] == cache[0].rows()[3]).all()
+    pool.close()
+    layer.close()
 
 
 # -- the plan -------------------------------------------------------------------------------------------------

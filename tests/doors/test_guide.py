@@ -173,7 +173,9 @@ def test_every_option_of_the_doors_is_named() -> None:
 
 def test_every_requirement_that_is_named_exists() -> None:
     known = [requirement.id for requirement in all_requirements()]
-    prefixes = set(re.findall(r"(?<![\w/-])(?:backend|pipe|buffer|connector|fault|perf)/\d[\w-]*", GUIDE + READMES))
+    prefixes = set(
+        re.findall(r"(?<![\w/-])(?:backend|pipe|buffer|connector|slots|fault|perf)/\d[\w-]*", GUIDE + READMES)
+    )
     assert len(prefixes) > 4
     for prefix in prefixes:
         assert any(name.startswith(prefix) for name in known), prefix

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import buffers, instances, moves, pipes
+from tests.mutants import buffers, instances, moves, pipes, slots
 
 KILLED_BY: dict[type, str] = {
     # what an instance is
@@ -101,6 +101,43 @@ KILLED_BY: dict[type, str] = {
     buffers.SkipsNothing: "connector/02-local-prefix",
     buffers.ClaimsForAll: "connector/03-used-twice",
     buffers.ReleaseIsIgnored: "connector/05-unused",
+    # slots
+    slots.ClaimsSlots: "backend/06-flags-agree",
+    slots.DoesNotClaim: "backend/26-refuses-slots",
+    slots.BlamesAnotherFlag: "backend/26-refuses-slots",
+    slots.CountsFromOne: "slots/01-regions",
+    slots.Overlaps: "slots/01-regions",
+    slots.SortsSlots: "slots/02-there-and-back",
+    slots.IgnoresTheStride: "slots/02-there-and-back",
+    slots.CountsFromTheFirstBlock: "slots/02-there-and-back",
+    slots.WritesBeside: "slots/03-nothing-else",
+    slots.WritesBetween: "slots/03-nothing-else",
+    slots.OneOrderForAll: "slots/04-own-ids",
+    slots.LosesTheEnd: "slots/05-large",
+    slots.MixesCopies: "slots/06-several",
+    slots.CopiesWhenStepped: "slots/07-by-itself",
+    slots.CopiesAtOnce: "slots/08-at-once",
+    slots.DoneTooEarly: "slots/09-done",
+    slots.TakesWrongPages: "slots/10-wrong-pages",
+    slots.AbortIsAnEnd: "slots/20-abort",
+    slots.AbortNeverEnds: "slots/20-abort",
+    slots.CallsItDone: "slots/20-abort",
+    slots.AbortOfLoadsIsAnEnd: "slots/21-abort-load",
+    slots.AbortsAll: "slots/22-abort-one",
+    slots.ClosesOnce: "slots/23-close",
+    slots.HangsInClose: "slots/23-close",
+    slots.CopiesOn: "slots/23-close",
+    slots.WorksAfterClose: "slots/23-close",
+    slots.LeavesAThread: "slots/24-nothing-left",
+    slots.LeavesADescriptor: "slots/24-nothing-left",
+    slots.KeepsItsMemory: "slots/24-nothing-left",
+    slots.IgnoresTheMemory: "slots/30-given-memory",
+    slots.CopiesTheMemory: "slots/30-given-memory",
+    slots.CountsSlots: "slots/31-used-bytes",
+    slots.HidesItsStage: "slots/31-used-bytes",
+    slots.ExaggeratesItsSize: "slots/31-used-bytes",
+    slots.RaisesWhatItGets: "slots/32-too-many",
+    slots.CutsItsSlots: "slots/32-too-many",
     # faults
     moves.SwallowsADeadPeer: "fault/20-abort",
     pipes.SwallowsADeadSender: "fault/05-sender-dies",
@@ -120,6 +157,7 @@ KILLED_BY: dict[type, str] = {
     moves.LoopsOverPages: "perf/02-pages",
     moves.GrowsDearer: "perf/03-flat",
     moves.CopiesAtOnce: "perf/04-slices",
+    slots.OneQueue: "perf/05-load-first",
 }
 
 RIGHT = moves.MovesByAThread

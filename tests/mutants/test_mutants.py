@@ -19,7 +19,7 @@ from kvbridge.conformance.peers import Hosts
 from kvbridge.conformance.world import Subject
 from kvbridge.errors import KVBridgeError
 from kvbridge.registry import create_backend
-from tests.mutants import buffers, instances, moves, pipes
+from tests.mutants import buffers, instances, moves, pipes, slots
 from tests.mutants.table import KILLED_BY, RIGHT
 from tests.plugin_site import Site
 
@@ -115,7 +115,7 @@ def test_the_mutant_dies(mutant: Any, requirement: str, site: Path, hosts: Hosts
 def test_every_mutant_is_in_the_table() -> None:
     written = {
         value
-        for module in (buffers, instances, moves, pipes)
+        for module in (buffers, instances, moves, pipes, slots)
         for name, value in vars(module).items()
         if inspect.isclass(value)
         and value.__module__ == module.__name__

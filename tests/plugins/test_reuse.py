@@ -13,6 +13,7 @@ import pytest
 
 from kvbridge_vllm.launch import EngineSpec
 from tests.plugins.engines import DEV_MODE, ENGINE_ARGS, counter, eventually, plain, prompt, running
+from tests.plugins.kv_events import Events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +39,16 @@ def probe(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(folder: Path, checkpoint: Path, probe: Path) -> Iterator[tuple[Engine, Engine]]:
+def heard() -> Iterator[tuple[Events, Events]]:
+    """What the two engines that share say of their blocks."""
+    with Events() as first, Events() as second:
+        yield first, second
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, checkpoint: Path, probe: Path, heard: tuple[Events, Events]) -> Iterator[tuple[Engine, Engine]]:
     """Two engines that share what they keep. The first is told by a file to spoil what it loads."""
+    fewer = ("--num-gpu-blocks-override", "300")
     shared = config(backend="cpu", reuse={"capacity": "64MiB", "share": True})
     probing = {**shared, "kv_connector": "ProbeConnector", "kv_connector_module_path": "tests.plugins.probe_connector"}
     specs = [
@@ -48,10 +57,17 @@ def pair(folder: Path, checkpoint: Path, probe: Path) -> Iterator[tuple[Engine, 
             checkpoint,
             kv_transfer_config=probing,
             cpus="0",
-            extra_args=DETAILS,
+            extra_args=(*DETAILS, *fewer, *heard[0].arguments),
             env={**DEV_MODE, "KVBRIDGE_TEST_PROBE": str(probe)},
         ),
-        EngineSpec("reuse-b", checkpoint, kv_transfer_config=shared, cpus="1", extra_args=DETAILS, env=DEV_MODE),
+        EngineSpec(
+            "reuse-b",
+            checkpoint,
+            kv_transfer_config=shared,
+            cpus="1",
+            extra_args=(*DETAILS, *fewer, *heard[1].arguments),
+            env=DEV_MODE,
+        ),
     ]
     with running(specs, folder) as engines:
         yield engines[0], engines[1]
@@ -176,6 +192,11 @@ def test_many_requests_at_one_time_are_all_right(first: Engine, second: Engine, 
     assert eventually(lambda: counter(first, "reuse_pins") == 0 and counter(second, "reuse_pins") == 0)
 
 
+def test_events_are_such_as_a_strict_router_takes(heard: tuple[Events, Events]) -> None:
+    assert all(len(events.there["CPU"]) > 100 for events in heard)
+    assert [events.wrong for events in heard] == [[], []]
+
+
 def test_an_engine_dies_and_the_other_one_still_hits(pair: tuple[Engine, Engine], oracle: Engine) -> None:
     first, second = pair
     tokens = prompt(260, seed=92)
@@ -186,7 +207,14 @@ def test_an_engine_dies_and_the_other_one_still_hits(pair: tuple[Engine, Engine]
 
 
 @pytest.fixture(scope="module")
-def tight(folder: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def told() -> Iterator[Events]:
+    """What the tight engine says of its blocks."""
+    with Events() as events:
+        yield events
+
+
+@pytest.fixture(scope="module")
+def tight(folder: Path, checkpoint: Path, told: Events, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine with blocks for five prompts of eight, slots for twelve blocks, and files below."""
     files = {"folder": str(tmp_path_factory.mktemp("kept")), "capacity": "64MiB"}
     reuse = [{"backend": "cpu", "capacity": 12 * BLOCK_BYTES}, {"backend": "files", "options": files}]
@@ -196,7 +224,7 @@ def tight(folder: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
         kv_transfer_config=config(handoff={"backend": "cpu"}, reuse=reuse),
         cpus="0",
         max_model_len=640,
-        extra_args=(*DETAILS, "--num-gpu-blocks-override", "44"),
+        extra_args=(*DETAILS, "--num-gpu-blocks-override", "44", *told.arguments),
         env=DEV_MODE,
     )
     with running([spec], folder) as engines:
@@ -264,3 +292,15 @@ def test_a_reset_reaches_what_is_kept(tight: Engine, oracle: Engine) -> None:
     assert ask(tight, tokens) == (plain(oracle, tokens), 0)
     forget(tight)
     assert ask(tight, tokens)[1] == 96, "what it computed since then is kept under its new epoch"
+
+
+def test_events_tell_exactly_what_is_kept(tight: Engine, told: Events) -> None:
+    for index in range(6):
+        ask(tight, prompt(200, seed=950 + index))
+    assert eventually(lambda: settled(tight))
+    plain(tight, prompt(5, seed=91), max_tokens=3)
+    kept = counter(tight, "reuse_kept_blocks")
+    assert told.wrong == []
+    assert eventually(lambda: len(told.there["CPU"]) == kept), (len(told.there["CPU"]), kept)
+    assert len(told.there["STORAGE"]) > kept
+    assert told.wrong == []

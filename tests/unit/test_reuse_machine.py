@@ -19,7 +19,8 @@ import pytest
 from kvbridge.abc.backend import Move, MoveState
 from kvbridge.abc.pool import SlotPool
 from kvbridge.connector.reuse_plan import ReuseReport
-from kvbridge.connector.reuse_scheduler import Progress, ReusableRequest, ReuseScheduler, ReuseSettings
+from kvbridge.connector.reuse_scheduler import ReuseScheduler
+from kvbridge.connector.reuse_view import Progress, ReusableRequest, ReuseSettings
 from kvbridge.connector.reuse_worker import ReuseWorker
 from kvbridge.errors import TransportError
 from kvbridge.memory import Region

@@ -19,6 +19,7 @@ MEANINGS = {
     "buffer": "Values by key, which is what an engine's connector needs.",
     "takes": "Of all who ask to take a key's value, exactly one gets it.",
     "tombstones": "A key that was taken, dropped or has expired says so at once.",
+    "slots": "Keeps blocks of an engine's cache, so that a beginning of a prompt need not be computed again.",
     "shared": "Values live in a store and outlive the process that inserted them.",
     "tensors": "Moves tensors.",
     "pages": "Moves pages of a paged KV cache.",

@@ -133,6 +133,7 @@ def test_flags_agree(world: World) -> None:
     )
     pipes = "open_send" in _own(cls) or issubclass(cls, Transport)
     require(claimed.pipe == pipes, f"pipe is {claimed.pipe}, and open_send is {'there' if pipes else 'not there'}")
+    require(not claimed.slots or cls.open_pool is not Backend.open_pool, "slots is claimed, and open_pool is not there")
     if issubclass(cls, Transport):
         missing = [flag for flag in ("buffer", "takes", "tombstones") if not getattr(claimed, flag)]
         require(not missing, f"a transport's buffers are the core's: claim {', '.join(missing)} too")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvbridge.abc import MoveState
 from kvbridge.conformance.checks import require
 from kvbridge.conformance.requirement import should
 from kvbridge.conformance.values import Geometry, PagesValue, TensorValue
@@ -25,6 +26,11 @@ GROWTH = 4.0
 """How much dearer an operation may be with a thousand values held than with ten."""
 
 HUGE = 64 << 20
+
+SAVES = 4
+"""Saves under way when a load begins."""
+
+TURNS = 5
 
 SHORT = 0.005
 """Seconds that no call is too long for."""
@@ -118,3 +124,20 @@ def test_slices(world: World) -> None:
         f"calls that took longer than {limit * 1000:.1f} ms, half a copy of {value.nbytes} bytes: "
         + ", ".join(f"{what}, {seconds * 1000:.1f} ms" for what, seconds in slow.items()),
     )
+
+
+@should("perf/05-load-first", needs=("slots",))
+def test_load_first(world: World) -> None:
+    """A load is not held up behind saves: blocks that a request waits for come before many that are kept for later."""
+    geometry = Geometry(page_bytes=(65536,), num_blocks=512)
+    node = world.slot_node(geometry, 1 + SAVES * geometry.num_blocks)
+    whole = geometry.num_blocks
+    for _ in range(TURNS):  # whatever else the machine does may hold up a load: once it comes first
+        saves = [node.save(range(whole), range(1 + turn * whole, 1 + (turn + 1) * whole)) for turn in range(SAVES)]
+        node.end(node.load((0,), (0,)))
+        first = saves[-1].step() is not MoveState.DONE
+        for save in saves[:-1] if not first else saves:
+            node.end(save)
+        if first:
+            return
+    require(False, f"{TURNS} times a load of one block ended after {SAVES} saves of {whole} blocks")

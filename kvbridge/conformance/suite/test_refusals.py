@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvbridge.conformance.checks import require, require_equal, require_raises
 from kvbridge.conformance.requirement import must
-from kvbridge.conformance.values import PagesValue, TensorValue
+from kvbridge.conformance.values import Cache, Geometry, PagesValue, TensorValue
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.errors import UnsupportedError
 from kvbridge.memory import Pages, Region
@@ -90,3 +92,12 @@ def test_refuses_takes(world: World) -> None:
     _refuses(node, "takes", lambda: node.take(key, value))
     _refuses(node, "takes", lambda: node.claim("c", key))
     node.take(key, value, verb="select")
+
+
+@must("backend/26-refuses-slots", lacks=("slots",))
+def test_refuses_slots(world: World) -> None:
+    """Without `slots`, opening a pool of them raises UnsupportedError naming the flag."""
+    node = world.node()
+    regions = Cache(Geometry()).regions
+    _refuses(node, "slots", lambda: node.backend.open_pool(regions, 4))
+    _refuses(node, "slots", lambda: node.backend.open_pool(regions, 1, np.zeros(4096, dtype=np.uint8)))

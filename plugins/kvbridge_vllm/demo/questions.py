@@ -1,19 +1,18 @@
-"""What the demo of reuse asks: five questions about one long text, kvbridge's own licence as it is installed."""
+"""What the demo of reuse asks: five questions about one long text."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
-
-from kvbridge_vllm.launch import LaunchError
+from importlib import resources
 
 QUESTIONS = (
-    "In one sentence, what does this licence allow?",
-    "May I sell a product that contains this software?",
-    "What must I do when I change a file and pass it on?",
-    "May I use the names and trademarks of the licensor?",
-    "Who pays when the software does damage?",
+    "Which bird is the rarest guest?",
+    "Which inn is the oldest?",
+    "What did the mayor give to the crew of the Heron?",
+    "Who is the captain of the Gannet?",
+    "What is the storm cake?",
 )
+"""Such that a very small language model answers most of them from the text."""
 
 WARM_UP = "Write two sentences about rivers."
 """Asked once of every engine and not shown: the first request pays for connections and lazy set-up."""
@@ -41,14 +40,7 @@ def warm_up() -> list[dict[str, str]]:
     return [{"role": "user", "content": WARM_UP}]
 
 
-def licence() -> Document:
-    """Reads the licence.
-
-    Raises:
-        LaunchError: kvbridge was installed without it.
-    """
-    for path in importlib.metadata.files("kvbridge") or ():
-        if path.name == "LICENSE":
-            # The text begins with a centred title; what the lines are indented by is of no use to a model.
-            return Document("the Apache licence", "\n".join(line.strip() for line in path.read_text().splitlines()))
-    raise LaunchError("the installed package kvbridge has no LICENSE, which the questions are about: install it again")
+def guide() -> Document:
+    """Reads the text, which comes with this package and was made up for it."""
+    text = resources.files(__package__).joinpath("guide.txt").read_text(encoding="utf-8")
+    return Document("a guide to Saltholm Bay", text.strip())

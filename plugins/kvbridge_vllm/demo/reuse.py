@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from kvbridge_vllm.demo.chat import ask
-from kvbridge_vllm.demo.questions import QUESTIONS, licence, warm_up
+from kvbridge_vllm.demo.questions import QUESTIONS, guide, warm_up
 from kvbridge_vllm.demo.reuse_chart import Pair, chart, verdict
 from kvbridge_vllm.demo.servers import Launcher, wait_ready
 from kvbridge_vllm.launch import LaunchError, StartError
@@ -54,10 +55,10 @@ def run(model: Path | None) -> int:
         console.print("\n[yellow]Interrupted; everything that was started has been stopped.")
         status = _INTERRUPTED
     except StartError as error:
-        console.print(f"[red]The demo failed: {error.summary}; see {error.log_path}", soft_wrap=True)
+        console.print(f"[red]The demo failed: {escape(error.summary)}; see {error.log_path}", soft_wrap=True)
         status = 1
     except (LaunchError, OSError, HTTPException) as error:
-        console.print(f"[red]The demo failed: {error or type(error).__name__}", soft_wrap=True)
+        console.print(f"[red]The demo failed: {escape(str(error)) or type(error).__name__}", soft_wrap=True)
         status = 1
     console.print(f"Logs: {logs}", soft_wrap=True)
     return status
@@ -77,7 +78,7 @@ def _folder(console: Console, model: Path | None) -> Path:
 
 
 def _run(console: Console, model: Path, logs: Path) -> int:
-    document = licence()
+    document = guide()
     console.rule("one engine that keeps KV for reuse, and one that does not")
     with ExitStack() as stack:
         launcher = Launcher(model, logs, stack)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _MIB = 2**20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_FRAME = 46  # columns of the terminal that everything but the bars takes
+_FRAME = 49  # columns of the terminal that everything but the bars takes
 _NARROWEST, _WIDEST = 10, 60
 
 
@@ -90,8 +91,8 @@ def verdict(console: Console, pairs: Sequence[Pair], kept_bytes: int) -> int:
     """
     for pair in pairs:
         if not pair.same:
-            console.print(f"[red]{pair.question} without:[/] {pair.without.text!r}", soft_wrap=True)
-            console.print(f"[red]{pair.question} reuse:[/] {pair.reused.text!r}", soft_wrap=True)
+            console.print(f"[red]{pair.question} without:[/] {escape(repr(pair.without.text))}", soft_wrap=True)
+            console.print(f"[red]{pair.question} reuse:[/] {escape(repr(pair.reused.text))}", soft_wrap=True)
     same, later = sum(pair.same for pair in pairs), pairs[1:]
     reused = sum(pair.reused.cached_tokens > 0 for pair in later)
     good = same == len(pairs) and reused == len(later)
