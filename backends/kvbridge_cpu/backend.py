@@ -131,7 +131,7 @@ class CpuBackend(Transport[CpuOptions]):
                 "memory, or on one GPU of NVIDIA's",
                 flag="slots",
             )
-        if devices != {"cpu"}:
+        if devices - {"cpu"}:
             from kvbridge_cpu.cuda_slots import CudaSlots  # noqa: PLC0415 - it loads torch
 
             return CudaSlots(like, slots, memory)

@@ -6,12 +6,14 @@ for them: an event says when they have ended.
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvbridge.abc import Move, MoveState, SlotPool
-from kvbridge.errors import ConfigError, TransportError
+from kvbridge.errors import ClosedError, ConfigError, SpecMismatchError, TransportError
 from kvbridge.memory.slots import slot_regions, slots_bytes
 
 if TYPE_CHECKING:
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvbridge.memory import Pages, Region
+
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT = 1.5
+"""Seconds that `close` waits for copies that are queued."""
 
 
 class CudaSlots(SlotPool):
@@ -54,7 +62,11 @@ class CudaSlots(SlotPool):
         self._streams = {saves: torch.cuda.Stream(device=self._device) for saves in (False, True)}
 
     def copy(self, source: Pages, target: Pages) -> Move:
-        """Start a copy. See `SlotPool.copy`."""
+        """Start a copy. See `SlotPool.copy`. What is queued ends: an abort is DONE a little later."""
+        if not self.regions:
+            raise ClosedError("the slots were closed")
+        if source.spec != target.spec:
+            raise SpecMismatchError(f"pages of {source.spec} cannot be copied to pages of {target.spec}")
         torch = self._torch
         saves = bool(target.regions) and target.regions[0] in self.regions
         stream = self._streams[saves]
@@ -72,10 +84,14 @@ class CudaSlots(SlotPool):
         return _Queued(ended)
 
     def close(self) -> None:
-        """End all copies and give the memory back. Idempotent."""
-        for stream in self._streams.values():
-            stream.synchronize()
+        """Wait for the copies that are queued, and give the memory back. Idempotent, bounded."""
         self.regions = ()
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        while not all(stream.query() for stream in self._streams.values()):
+            if time.monotonic() > deadline:
+                logger.error("the GPU has not ended copies of blocks within %g s: their memory stays", CLOSE_TIMEOUT)
+                return
+            time.sleep(0.001)
         if self._pinned:
             self._torch.cuda.cudart().cudaHostUnregister(self._pinned)
             self._pinned = 0

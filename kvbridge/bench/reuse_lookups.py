@@ -35,6 +35,10 @@ MAKING = "making keys"
 """What stands in the place of a policy where keys are made and nothing is looked up."""
 
 
+FOUND = "only found"
+"""Likewise where keys are looked up and not pinned, which has nothing to do with the policy."""
+
+
 class Lookups(Part):
     """Requests whose blocks are all kept, at catalogs of several sizes.
 
@@ -48,7 +52,8 @@ class Lookups(Part):
     definitions = (
         "Lookups. A request's keys are all in the catalog, one prefix of random place. Time: the thread's processor "
         "time for leading, pin and unpin of all of them, over their number, the calls' own cost included; median of "
-        f"rounds of {SAMPLE:,} keys, and the lowest … highest. "
+        f"rounds of {SAMPLE:,} keys, and the lowest … highest. {FOUND}: leading alone, which is what it costs to "
+        "know how much of a prompt is kept. "
         f"{MAKING}: block_keys from hashes of {HASH_BYTES} bytes, likewise. Memory: bytes that Python allocated for a "
         f"catalog that is full, by tracemalloc, over its keys; the keys themselves, of {KEY_BYTES} bytes and an object "
         "each, are part of it."
@@ -79,7 +84,7 @@ class Lookups(Part):
                 seconds = row["seconds_per_key"].get(str(asked))
                 cells.append("" if seconds is None else _in_us(seconds))
             cells.append("" if row["bytes_per_key"] is None else f"{row['bytes_per_key']:.0f} B")
-            table.add_row(*cells, end_section=row["held"] in (None, self._held[-1]))
+            table.add_row(*cells, end_section=row["policy"] != FOUND)
         return table
 
     def _making(self) -> dict[str, list[float]]:
@@ -102,17 +107,19 @@ class Lookups(Part):
             tell(f"lookups: {held:,} keys, {name}")
             catalog, nbytes = _full(name, held, number)
             catalogs.append((catalog, _names(number, held, KEY_BYTES)))
-            times: dict[str, list[float]] = {str(asked): [] for asked in ASKED if asked <= held}
-            rows.append({"policy": name, "held": held, "bytes_per_key": nbytes / held, "seconds_per_key": times})
+            for what in (FOUND, name):
+                times: dict[str, list[float]] = {str(asked): [] for asked in ASKED if asked <= held}
+                rows.append({"policy": what, "held": held, "bytes_per_key": nbytes / held, "seconds_per_key": times})
         for seed in range(self._rounds):
-            for (catalog, keys), row in zip(catalogs, rows, strict=True):
+            for index, row in enumerate(rows):
+                catalog, keys = catalogs[index // 2]
                 for asked, seconds in row["seconds_per_key"].items():
                     tell(f"lookups: round {seed + 1} of {self._rounds}, {name}")
-                    seconds.append(_look_up(catalog, keys, int(asked), seed))
+                    seconds.append(_look_up(catalog, keys, int(asked), seed, pins=row["policy"] != FOUND))
         return rows
 
 
-def _look_up(catalog: OwnCatalog, keys: list[bytes], asked: int, seed: int) -> float:
+def _look_up(catalog: OwnCatalog, keys: list[bytes], asked: int, seed: int, *, pins: bool) -> float:
     """Ask for random prefixes; return seconds a key."""
     count = max(1, SAMPLE // asked)
     starts = np.random.default_rng(seed).integers(0, len(keys) - asked + 1, count).tolist()
@@ -120,7 +127,8 @@ def _look_up(catalog: OwnCatalog, keys: list[bytes], asked: int, seed: int) -> f
     started = time.thread_time()
     for request in requests:
         catalog.leading(request)
-        catalog.unpin(catalog.pin(request))
+        if pins:
+            catalog.unpin(catalog.pin(request))
     return (time.thread_time() - started) / (count * asked)
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import click
 
+from kvbridge.bench.policies import policies
 from kvbridge.errors import KVBridgeError
 from kvbridge.version import __version__
 
@@ -49,6 +50,9 @@ def check(configs: tuple[str, ...]) -> None:
 @main.group()
 def bench() -> None:
     """Measure."""
+
+
+bench.add_command(policies)
 
 
 @bench.command()

@@ -299,7 +299,10 @@ class ReuseScheduler:
         if end <= start:
             return
         request.saved = end
+        # What comes before must not make room for what comes after it: without its beginning a prefix is of no use.
+        before = self.catalog.hold(keys[:start]) if self.catalog.used >= self.catalog.slots else []
         places = self.catalog.reserve(keys[start:end])
+        self.catalog.unpin(before)
         if not places:
             return
         index_of = dict(zip(keys[start:end], range(start, end), strict=True))

@@ -68,11 +68,12 @@ class OwnCatalog(Catalog):
 
     def pin(self, keys: Sequence[bytes]) -> list[Place]:
         """Use keys that are here, a prefix in order: they stay until `unpin`."""
-        places = [Place(key, self._full[key]) for key in keys if key in self._full]
+        full, pins, leaving, touch = self._full, self._pins, self._leaving, self._policy.touch
+        places = [Place(key, slot) for key in keys if (slot := full.get(key, -1)) >= 0]
         for key, _ in reversed(places):  # the start of a prefix is used last: without it the rest is of no use
-            self._pins[key] = self._pins.get(key, 0) + 1
-            if key not in self._leaving:
-                self._policy.touch(key)
+            pins[key] = pins.get(key, 0) + 1
+            if not leaving or key not in leaving:
+                touch(key)
         return places
 
     def hold(self, keys: Iterable[bytes]) -> list[Place]:

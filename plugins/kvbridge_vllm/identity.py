@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, get_none_hash_seed
 
 from kvbridge_vllm.layout import fingerprint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-"""Endings of files with weights."""
-
-SAMPLES = 64
-"""Places at which each file of weights is read."""
-
-SAMPLE_BYTES = 4096
-"""Bytes that are read there. Weights that were trained further differ nearly everywhere."""
+from kvbridge_vllm.weights import weights_digest
 
 DIMENSION_OF = {"lora": "adapter", "mm": "multimodal", "cache_salt": "cache_salt"}
 """What vLLM's tags of a block hash's extra keys are called in a key. Others are refused by name."""
@@ -36,24 +24,6 @@ def reuse_facts(vllm_config: Any, kv_cache_config: Any, model_id: str) -> dict[s
     facts["load_format"] = load_format if load_format != "dummy" else f"dummy {model.seed}"
     facts["hash"] = f"{vllm_config.cache_config.prefix_caching_hash_algo} {get_none_hash_seed()}"
     return facts
-
-
-def weights_digest(folder: Path) -> str:
-    """Digest a checkpoint's weights by samples: a checkpoint of some gigabytes takes some ten milliseconds."""
-    state = hashlib.blake2b(digest_size=16)
-    for path in sorted(one for one in folder.iterdir() if one.suffix in WEIGHTS):
-        for part in _samples(path):
-            state.update(part)
-    return state.hexdigest()
-
-
-def _samples(path: Path) -> Iterator[bytes]:
-    size = path.stat().st_size
-    yield f"{path.name}\0{size}\0".encode()
-    with path.open("rb") as file:
-        for index in range(SAMPLES):
-            file.seek(max(0, (size - SAMPLE_BYTES) * index // (SAMPLES - 1)))
-            yield file.read(SAMPLE_BYTES)
 
 
 def reuse_dimensions(request: Any) -> list[tuple[str, str]]:

@@ -49,12 +49,12 @@ def test_two_of_them_beside_vllms_own(engine: Engine, oracle: Engine) -> None:
     assert engine.post("/reset_prefix_cache", {})[0] == 200
     answer = engine.complete(tokens, max_tokens=8, return_token_ids=True)
     assert list(answer["choices"][0]["token_ids"]) == plain(oracle, tokens)
-    # vLLM takes the first child that has anything; two slots hold the end of the prompt, which alone is of no use.
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 288
+    # vLLM takes the first child that has anything: here the one with two slots, which hold the prompt's beginning.
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
     plain(engine, prompt(3, seed=121), max_tokens=3)
     assert eventually(lambda: counter(engine, "reuse_loads") == 1)
-    assert counter(engine, "reuse_hit_blocks") == 9
-    assert counter(engine, "reuse_loaded_bytes") == 9 * BLOCK_BYTES
+    assert counter(engine, "reuse_hit_blocks") == 2
+    assert counter(engine, "reuse_loaded_bytes") == 2 * BLOCK_BYTES
     assert counter(engine, "reuse_slots") == 2 + (64 << 20) // BLOCK_BYTES
     assert counter(engine, "reuse_kept_blocks") == 2 + 9
     assert counter(engine, "reuse_pins") == 0

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kvbridge_vllm.launch import EngineSpec
-from tests.plugins.engines import DEV_MODE, ENGINE_ARGS, counter, eventually, plain, prompt, running
+from tests.plugins.engines import DEV_MODE, counter, eventually, plain, prompt, running
 from tests.plugins.kv_events import Events
+from tests.plugins.reuse_engines import BLOCK_BYTES, DETAILS, ask, config, forget, kv_aware_router, router_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
     from kvbridge_vllm.launch import Engine
 
 pytestmark = pytest.mark.engine
-
-BLOCK_BYTES = 4 * 16384
-DETAILS = (*ENGINE_ARGS, "--enable-prompt-tokens-details")
-
-
-def config(**extra: Any) -> dict[str, Any]:
-    return {"kv_connector": "KVBridgeConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 @pytest.fixture(scope="module")
@@ -81,26 +73,6 @@ def first(pair: tuple[Engine, Engine]) -> Engine:
 @pytest.fixture
 def second(pair: tuple[Engine, Engine]) -> Engine:
     return pair[1]
-
-
-def forget(engine: Engine, *, kept: bool = False) -> None:
-    """Empty an engine's own cache; with `kept` what the connector keeps as well."""
-    path = "/reset_prefix_cache" + ("?reset_external=true" if kept else "")
-    assert eventually(lambda: engine.post(path, {})[0] == 200)
-
-
-def ask(engine: Engine, tokens: list[int], max_tokens: int = 8, **fields: Any) -> tuple[list[int], int]:
-    """Return the answer and how many tokens of the prompt were not computed."""
-    answer = engine.complete(tokens, max_tokens=max_tokens, return_token_ids=True, **fields)
-    details = answer["usage"].get("prompt_tokens_details") or {}
-    return list(answer["choices"][0]["token_ids"]), details.get("cached_tokens") or 0
-
-
-def settled(engine: Engine) -> bool:
-    """Whether nothing is under way: no slot is pinned or being filled."""
-    return counter(engine, "reuse_pins") == 0 and counter(engine, "reuse_used_slots") == counter(
-        engine, "reuse_kept_blocks"
-    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 63, 64, 65, 96, 97, 200, 1000])
@@ -197,6 +169,27 @@ def test_events_are_such_as_a_strict_router_takes(heard: tuple[Events, Events]) 
     assert [events.wrong for events in heard] == [[], []]
 
 
+def test_events_steer_the_router_to_what_is_kept(
+    pair: tuple[Engine, Engine], heard: tuple[Events, Events], oracle: Engine, folder: Path
+) -> None:
+    with kv_aware_router(pair, heard, folder) as router:
+        wanted = {0: prompt(257, seed=101), 1: prompt(257, seed=102)}
+        for index, tokens in wanted.items():
+            ask(pair[index], tokens)
+            for seed in range(12):  # enough for the engine's own cache to give those blocks up
+                plain(pair[index], prompt(1000, seed=1000 + seed), max_tokens=1)
+        time.sleep(1)
+        for index, tokens in wanted.items():
+            before = [counter(engine, "reuse_hit_blocks") for engine in pair]
+            answer = router_answer(router, pair[0].spec.model.name, tokens)
+            assert answer == oracle.complete(tokens, max_tokens=8)["choices"][0]["text"]
+            after = [counter(engine, "reuse_hit_blocks") for engine in pair]
+            assert after[index] - before[index] == 8, (index, before, after)
+            assert after[1 - index] == before[1 - index]
+    assert heard[0].wrong == []
+    assert heard[1].wrong == []
+
+
 def test_an_engine_dies_and_the_other_one_still_hits(pair: tuple[Engine, Engine], oracle: Engine) -> None:
     first, second = pair
     tokens = prompt(260, seed=92)
@@ -204,103 +197,3 @@ def test_an_engine_dies_and_the_other_one_still_hits(pair: tuple[Engine, Engine]
     first.kill()
     assert ask(second, tokens) == (plain(oracle, tokens), 256)
     assert eventually(lambda: counter(second, "reuse_pins") == 0)
-
-
-@pytest.fixture(scope="module")
-def told() -> Iterator[Events]:
-    """What the tight engine says of its blocks."""
-    with Events() as events:
-        yield events
-
-
-@pytest.fixture(scope="module")
-def tight(folder: Path, checkpoint: Path, told: Events, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine with blocks for five prompts of eight, slots for twelve blocks, and files below."""
-    files = {"folder": str(tmp_path_factory.mktemp("kept")), "capacity": "64MiB"}
-    reuse = [{"backend": "cpu", "capacity": 12 * BLOCK_BYTES}, {"backend": "files", "options": files}]
-    spec = EngineSpec(
-        "reuse-tight",
-        checkpoint,
-        kv_transfer_config=config(handoff={"backend": "cpu"}, reuse=reuse),
-        cpus="0",
-        max_model_len=640,
-        extra_args=(*DETAILS, "--num-gpu-blocks-override", "44", *told.arguments),
-        env=DEV_MODE,
-    )
-    with running([spec], folder) as engines:
-        yield engines[0]
-
-
-def test_what_the_slots_gave_up_comes_back_from_files(tight: Engine, oracle: Engine) -> None:
-    prompts = [prompt(257, seed=70 + index) for index in range(4)]
-    for tokens in prompts:
-        assert ask(tight, tokens)[0] == plain(oracle, tokens)
-        assert eventually(lambda: settled(tight))
-    forget(tight)
-    for tokens in prompts:
-        assert ask(tight, tokens) == (plain(oracle, tokens), 256)
-        forget(tight)
-    assert eventually(lambda: counter(tight, "reuse_tier_promoted_blocks") >= 24)
-    assert any('"disk"' in name and value > 0 for name, value in tight.metrics().items() if "source" in name)
-
-
-def test_preempted_requests_are_right_and_nothing_stays_pinned(tight: Engine, oracle: Engine) -> None:
-    prompts = [prompt(200, seed=80 + index) for index in range(8)]
-    for _ in range(2):
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda tokens: ask(tight, tokens, max_tokens=40)[0], prompts))
-        assert answers == [plain(oracle, tokens, max_tokens=40) for tokens in prompts]
-        forget(tight)
-    preempted = [value for name, value in tight.metrics().items() if name.startswith("vllm:num_preemptions_total")]
-    assert sum(preempted) > 0, "the test is too easy: nobody was preempted"
-    assert eventually(lambda: settled(tight))
-
-
-def test_soak_with_a_tight_cap(tight: Engine, oracle: Engine) -> None:
-    chooser = random.Random(90)
-    documents = [prompt(chooser.randrange(40, 300), seed=900 + index) for index in range(12)]
-    expected = {json.dumps(one): plain(oracle, one, max_tokens=4) for one in documents}
-    deadline = time.monotonic() + (180 if os.environ.get("KVBRIDGE_LONG") else 15)
-
-    def ask_on(seed: int) -> int:
-        mine, count = random.Random(seed), 0
-        while time.monotonic() < deadline:
-            tokens = mine.choice(documents)
-            assert ask(tight, tokens, max_tokens=4)[0] == expected[json.dumps(tokens)]
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(6) as pool:
-        resets = 0
-        asking = [pool.submit(ask_on, seed) for seed in range(6)]
-        while not all(one.done() for one in asking):
-            tight.post("/reset_prefix_cache", {})
-            resets += 1
-            time.sleep(0.5)
-        assert sum(one.result() for one in asking) > 50
-    plain(tight, prompt(5, seed=91), max_tokens=3)
-    assert eventually(lambda: settled(tight))
-    assert counter(tight, "reuse_failed_loads") == 0
-    assert counter(tight, "reuse_failed_saves") == 0
-
-
-def test_a_reset_reaches_what_is_kept(tight: Engine, oracle: Engine) -> None:
-    tokens = prompt(100, seed=58)
-    ask(tight, tokens)
-    assert eventually(lambda: settled(tight))
-    forget(tight, kept=True)
-    assert ask(tight, tokens) == (plain(oracle, tokens), 0)
-    forget(tight)
-    assert ask(tight, tokens)[1] == 96, "what it computed since then is kept under its new epoch"
-
-
-def test_events_tell_exactly_what_is_kept(tight: Engine, told: Events) -> None:
-    for index in range(6):
-        ask(tight, prompt(200, seed=950 + index))
-    assert eventually(lambda: settled(tight))
-    plain(tight, prompt(5, seed=91), max_tokens=3)
-    kept = counter(tight, "reuse_kept_blocks")
-    assert told.wrong == []
-    assert eventually(lambda: len(told.there["CPU"]) == kept), (len(told.there["CPU"]), kept)
-    assert len(told.there["STORAGE"]) > kept
-    assert told.wrong == []

@@ -83,7 +83,7 @@ def test_lookups_are_measured_for_each_policy_at_each_size() -> None:
     part = Lookups(rounds=2, held=(50, 500), policies=["lru", "s3fifo"])
     rows = part.measure(ignore)
     assert [(row["policy"], row["held"]) for row in rows[1:]] == [
-        (policy, held) for policy in ("lru", "s3fifo") for held in (50, 500)
+        (what, held) for policy in ("lru", "s3fifo") for held in (50, 500) for what in (reuse_lookups.FOUND, policy)
     ]
     by_size = {row["held"]: row for row in rows}
     assert set(by_size[50]["seconds_per_key"]) == {"1"}, "no request asks for more keys than there are"
@@ -96,7 +96,7 @@ def test_nothing_stays_pinned_by_a_lookup() -> None:
     catalog, nbytes = reuse_lookups._full("lru", 100, 0)
     assert nbytes > 100 * reuse_lookups.KEY_BYTES
     assert (len(catalog), catalog.used, catalog.filling) == (100, 100, 0)
-    assert reuse_lookups._look_up(catalog, reuse_lookups._names(0, 100, reuse_lookups.KEY_BYTES), 7, 1) >= 0
+    assert reuse_lookups._look_up(catalog, reuse_lookups._names(0, 100, reuse_lookups.KEY_BYTES), 7, 1, pins=True) >= 0
     assert catalog.pinned == 0
 
 

@@ -180,3 +180,14 @@ def test_a_cap_is_kept_and_pinned_blocks_stay() -> None:
     assert one.catalog.pinned == 0
     assert one.catalog.counters["no_room"] == 1
     assert one.counters["saved_blocks"] == 4
+
+
+def test_of_a_prompt_longer_than_all_slots_the_beginning_is_kept() -> None:
+    one = half(slots=3)
+    view = request("r", 28)
+    one.allocated(view, list(range(1, 8)), 0, 0)
+    for computed in (8, 16, 24):
+        one.step([Progress("r", computed, ())])
+        end(one)
+    assert one.catalog.pinned == 0
+    assert one.matched(request("again", 28), 0) == 12
