@@ -300,7 +300,8 @@ class ReuseScheduler:
             return
         request.saved = end
         # What comes before must not make room for what comes after it: without its beginning a prefix is of no use.
-        before = self.catalog.hold(keys[:start]) if self.catalog.used >= self.catalog.slots else []
+        full = self.catalog.used + end - start > self.catalog.slots
+        before = self.catalog.hold(keys[:start]) if full else []
         places = self.catalog.reserve(keys[start:end])
         self.catalog.unpin(before)
         if not places:
