@@ -14,8 +14,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvbridge.connector.reuse_copies import Copies
 from kvbridge.connector.reuse_observer import Kept, Observer
-from kvbridge.connector.reuse_plan import CopyOrder, ReusePlan, ReuseReport
+from kvbridge.connector.reuse_plan import ReusePlan, ReuseReport
 from kvbridge.connector.reuse_tiers import TierPlanner
 from kvbridge.errors import UnsupportedError
 from kvbridge.reuse.keys import block_keys, namespace, narrowed
@@ -23,8 +24,8 @@ from kvbridge.reuse.keys import block_keys, namespace, narrowed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kvbridge.connector.reuse_tiers import TierSettings
     from kvbridge.connector.reuse_view import Progress, ReusableRequest, ReuseSettings
+    from kvbridge.connector.tier_state import TierSettings
     from kvbridge.reuse.catalog import Catalog, Place
 
 logger = logging.getLogger(__name__)
@@ -47,18 +48,6 @@ class _Request:
     asked: bool = False
     held: list[Place] = field(default_factory=list)
     sources: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class _Job:
-    """A copy under way, on so many ranks."""
-
-    places: list[Place]
-    blocks: tuple[int, ...]
-    left: int
-    request_id: str = ""
-    failed: str = ""
-    kept: list[Kept] = field(default_factory=list)
 
 
 class ReuseScheduler:
@@ -86,15 +75,13 @@ class ReuseScheduler:
         self.tiers = TierPlanner(tiers, catalog, settings.ranks, self._numbers, self._observer) if tiers else None
         self._space = namespace(settings.facts, "")
         self._requests: dict[str, _Request] = {}
-        self._jobs: dict[int, _Job] = {}
-        self._reading: dict[int, set[int]] = {}
-        self._loading: Counter[bytes] = Counter()
+        self._copies = Copies(catalog, settings.ranks, self._numbers, self._observer, self.counters)
         self._plan = ReusePlan()
 
     @property
     def idle(self) -> bool:
         """Whether nothing is under way, and the workers have no orders to hear."""
-        return self._plan.empty and not self._jobs and (self.tiers is None or self.tiers.idle)
+        return self._plan.empty and self._copies.idle and (self.tiers is None or self.tiers.idle)
 
     # -- what comes in ----------------------------------------------------------------------------------------
 
@@ -108,7 +95,7 @@ class ReuseScheduler:
         keys = self._keys(request)[: (view.num_tokens() - 1) // self._settings.block_size]
         if len(keys) <= first:
             return 0
-        if self._settings.waits and keys[first] in self._loading:
+        if self._settings.waits and self._copies.loading(keys[first]):
             return None
         found = self.catalog.leading(keys, first)
         if self.tiers is not None and first + found < len(keys):
@@ -139,11 +126,14 @@ class ReuseScheduler:
             return
         request.blocks, request.saved = list(block_ids), 0
         first, size = local_tokens // self._settings.block_size, self._settings.block_size
-        self._fence(block_ids[first:])
+        self._copies.fence(self._plan, block_ids[first:])
         if request.asked:
             self._count(request, first, tokens // size)
         if tokens and not request.load:
-            self._load(request, first, tokens // size)
+            last = first + tokens // size
+            request.load = self._copies.load(
+                self._plan, view.id, request.keys[first:last], tuple(request.blocks[first:last])
+            )
         request.asked = False
         self._let_go(request)
         if self.tiers is not None:
@@ -154,16 +144,6 @@ class ReuseScheduler:
         """Return how many blocks of a request that was allocated came from each lower tier, by number from 0."""
         request = self._requests.get(request_id)
         return request.sources if request is not None else {}
-
-    def _load(self, request: _Request, first: int, count: int) -> None:
-        keys = request.keys[first : first + count]
-        blocks = tuple(request.blocks[first : first + count])
-        job = next(self._numbers)
-        places = self.catalog.pin(keys)  # fewer than keys: every rank says that it failed, and why
-        self._jobs[job] = _Job(places, blocks, self._settings.ranks, request.view.id)
-        self._plan.loads.append(CopyOrder(job, blocks, tuple(slot for _, slot in places), request.view.id))
-        self._loading.update(place.key for place in places)
-        request.load = job
 
     def _count(self, request: _Request, first: int, count: int) -> None:
         wanted = (request.view.num_tokens() - 1) // self._settings.block_size - first
@@ -182,12 +162,13 @@ class ReuseScheduler:
             elif now.blocks:
                 request.blocks.extend(now.blocks)
             if now.blocks:
-                self._fence(request.blocks[now.computed // size :] if now.anew else now.blocks)
+                new = request.blocks[now.computed // size :] if now.anew else now.blocks
+                self._copies.fence(self._plan, new)
             if now.computed // size > request.saved and not now.first:
                 self._save(request, now.computed)
         if self.tiers is not None:
             self.tiers.fill(self._plan)
-        self._tell_of_evictions()
+        self._copies.tell_of_evictions()
 
     def finished(self, request_id: str, block_ids: Sequence[int], computed: int) -> bool:
         """Take note that a request ended, with `computed` tokens of KV in its blocks.
@@ -225,16 +206,12 @@ class ReuseScheduler:
         if report.joined:
             self.catalog.joined(report.joined)
         for number, ranks in report.ended.items():
-            job = self._jobs.get(number)
-            if job is None:
-                if self.tiers is not None:
-                    self.tiers.ended(number, ranks, report)
-                continue
-            job.left -= ranks
-            job.failed = job.failed or report.failed.get(number, "")
-            if job.left <= 0:
-                del self._jobs[number]
-                self._ended(number, job)
+            if number in self._copies:
+                published = self._copies.ended(number, ranks, report.failed.get(number, ""))
+                if self.tiers is not None and published:
+                    self.tiers.published(published)
+            elif self.tiers is not None:
+                self.tiers.ended(number, ranks, report)
 
     def reset(self) -> None:
         """Forget everything: the weights may be others now. What is under way comes to nothing."""
@@ -249,7 +226,7 @@ class ReuseScheduler:
             request.saved = NEVER  # what it has computed so far is of the old weights, unless it starts anew
             if request.load:
                 self._plan.cancels.append(request.load)
-        self._loading.clear()
+        self._copies.forget()
 
     def plan(self) -> ReusePlan:
         """Return what the workers have to do next, and forget it."""
@@ -281,14 +258,6 @@ class ReuseScheduler:
             request.keys.extend(block_keys(request.space, hashes[len(request.keys) :]))
         return request.keys
 
-    def _fence(self, blocks: Iterable[int]) -> None:
-        """Keep the next step from writing to blocks that are still being copied."""
-        if not self._reading:
-            return
-        fences = self._plan.fences
-        for block in blocks:
-            fences.extend(job for job in self._reading.get(block, ()) if job not in fences)
-
     def _save(self, request: _Request, computed: int) -> None:
         """Order copies of those full blocks that are not kept yet."""
         if not request.space:
@@ -307,38 +276,5 @@ class ReuseScheduler:
         if not places:
             return
         index_of = dict(zip(keys[start:end], range(start, end), strict=True))
-        blocks = tuple(request.blocks[index_of[key]] for key, _ in places)
-        job = next(self._numbers)
         kept = [Kept(key, request.view.origin, index_of[key]) for key, _ in places]
-        self._jobs[job] = _Job(places, blocks, self._settings.ranks, kept=kept)
-        for block in blocks:
-            self._reading.setdefault(block, set()).add(job)
-        self._plan.saves.append(CopyOrder(job, blocks, tuple(slot for _, slot in places)))
-
-    def _ended(self, number: int, job: _Job) -> None:
-        if job.request_id:
-            self.catalog.unpin(job.places)
-            self._loading -= Counter(place.key for place in job.places)
-            return
-        for block in job.blocks:
-            readers = self._reading.get(block, set())
-            readers.discard(number)
-            if not readers:
-                self._reading.pop(block, None)
-        if job.failed:
-            self.catalog.abandon(job.places)
-            self.counters["failed_saves"] += 1
-            logger.warning("blocks could not be kept: %s", job.failed)
-            return
-        published = self.catalog.publish(job.places)
-        self.counters["saved_blocks"] += len(published)
-        found = {place.key for place in published}
-        self._tell_of_evictions()
-        self._observer.kept([block for block in job.kept if block.key in found])
-        if self.tiers is not None:
-            self.tiers.published(published)
-
-    def _tell_of_evictions(self) -> None:
-        gone = self.catalog.drain()
-        if gone:
-            self._observer.gone(gone)
+        self._copies.save(self._plan, places, tuple(request.blocks[one.index] for one in kept), kept)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvbridge.connector.breaker import Breaker
 from kvbridge.connector.reuse_plan import TierOrder
+from kvbridge.connector.tier_state import Order, Search, Tier, TierSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,62 +33,6 @@ ORDERS = 2
 
 SPARE = 16
 """One of so many slots is kept empty where blocks come into a tier only when they are given up here."""
-
-
-@dataclass(frozen=True)
-class TierSettings:
-    """One lower tier.
-
-    Attributes:
-        name: For log lines.
-        exclusive: Whether a block moves to the tier when it is given up here, and away from it when it comes back.
-        timeout: Seconds that a request waits for the tier.
-        failures: Failures in a row after which it is left alone.
-        retry: Seconds until it is tried again, at first.
-    """
-
-    name: str
-    exclusive: bool = False
-    timeout: float = 1.0
-    failures: int = 3
-    retry: float = 5.0
-
-
-@dataclass(eq=False)
-class _Tier:
-    """A lower tier, and what is to be written to it."""
-
-    settings: TierSettings
-    breaker: Breaker
-    waiting: deque[bytes] = field(default_factory=deque)
-    writing: int = 0
-
-
-@dataclass(eq=False)
-class _Search:
-    """A request that waits until its blocks are in slots, or are known not to be anywhere."""
-
-    keys: Sequence[bytes]
-    deadline: float
-    tier: int = 0
-    job: int = 0
-    over: bool = False
-    pinned: list[Place] = field(default_factory=list)
-    sources: Counter[int] = field(default_factory=Counter)
-
-
-@dataclass(eq=False)
-class _Order:
-    """An order under way, on so many ranks."""
-
-    kind: str
-    tier: int
-    left: int
-    places: list[Place]
-    request_id: str
-    keys: tuple[bytes, ...]
-    done: int
-    deadline: float
 
 
 class TierPlanner:
@@ -113,14 +57,14 @@ class TierPlanner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self._tiers = [_Tier(one, Breaker(one.failures, one.retry, clock)) for one in settings]
+        self._tiers = [Tier(one, Breaker(one.failures, one.retry, clock)) for one in settings]
         self._catalog = catalog
         self._ranks = ranks
         self._numbers = numbers
         self._observer = observer
         self._clock = clock
-        self._searches: dict[str, _Search] = {}
-        self._orders: dict[int, _Order] = {}
+        self._searches: dict[str, Search] = {}
+        self._orders: dict[int, Order] = {}
         self._ready: list[tuple[str, TierOrder]] = []
 
     @property
@@ -143,7 +87,7 @@ class TierPlanner:
         search = self._searches.get(request_id)
         if search is None:
             waited = max(tier.settings.timeout for tier in self._tiers)
-            search = self._searches[request_id] = _Search(keys, self._clock() + waited)
+            search = self._searches[request_id] = Search(keys, self._clock() + waited)
         if search.over:
             return True
         if self._clock() > search.deadline:
@@ -164,7 +108,7 @@ class TierPlanner:
         if search is not None:
             self._catalog.unpin(search.pinned)
 
-    def _go_on(self, request_id: str, search: _Search) -> None:
+    def _go_on(self, request_id: str, search: Search) -> None:
         """Ask the next tier that is well for what is still missing."""
         missing = search.keys[self._catalog.leading(search.keys) :]
         if missing and self._catalog.known(missing[0]):
@@ -177,7 +121,7 @@ class TierPlanner:
             search.tier += 1
         search.over = True
 
-    def _timed_out(self, search: _Search) -> None:
+    def _timed_out(self, search: Search) -> None:
         search.over = True
         self.counters["timeouts"] += 1
         if search.tier < len(self._tiers):
@@ -208,7 +152,7 @@ class TierPlanner:
             getattr(plan, kind).append(order)
         self._ready.clear()
 
-    def _writable(self, tier: _Tier) -> bool:
+    def _writable(self, tier: Tier) -> bool:
         if tier.breaker.open or tier.writing >= ORDERS:
             return False
         return self._catalog.short(SPARE) if tier.settings.exclusive else bool(tier.waiting)
@@ -221,7 +165,7 @@ class TierPlanner:
                 order.deadline = 0
                 self._failed(order.tier, "no answer at all")
 
-    def _waiting(self, tier: _Tier) -> list[Place]:
+    def _waiting(self, tier: Tier) -> list[Place]:
         found: list[Place] = []
         while tier.waiting and len(found) < BATCH:
             key = tier.waiting.popleft()
@@ -247,7 +191,7 @@ class TierPlanner:
             self._tiers[order.tier].breaker.succeeded()
         getattr(self, f"_{order.kind}_ended")(order, order.done)
 
-    def _lookups_ended(self, order: _Order, found: int) -> None:
+    def _lookups_ended(self, order: Order, found: int) -> None:
         search = self._searches.get(order.request_id)
         if search is None:
             return
@@ -265,7 +209,7 @@ class TierPlanner:
         search.tier += 1
         self._go_on(order.request_id, search)
 
-    def _promotions_ended(self, order: _Order, moved: int) -> None:
+    def _promotions_ended(self, order: Order, moved: int) -> None:
         published = self._catalog.publish(order.places[:moved])
         self._catalog.abandon(order.places[moved:])
         self.counters["promoted_blocks"] += len(published)
@@ -283,7 +227,7 @@ class TierPlanner:
         if not search.over:
             self._go_on(order.request_id, search)
 
-    def _demotions_ended(self, order: _Order, moved: int) -> None:
+    def _demotions_ended(self, order: Order, moved: int) -> None:
         tier = self._tiers[order.tier]
         tier.writing -= 1
         self.counters["demoted_blocks"] += moved
@@ -295,7 +239,7 @@ class TierPlanner:
         else:
             self._catalog.unpin(order.places)
 
-    def _removals_ended(self, order: _Order, moved: int) -> None:
+    def _removals_ended(self, order: Order, moved: int) -> None:
         """Nothing waits for it."""
 
     def clear(self) -> None:
@@ -312,7 +256,7 @@ class TierPlanner:
         found = tuple(keys)
         # A worker gives up after `timeout`; it says so later only if the store does not let go of memory.
         deadline = self._clock() + 2 * self._tiers[tier].settings.timeout
-        self._orders[number] = _Order(kind, tier, self._ranks, places, request_id, found, len(found), deadline)
+        self._orders[number] = Order(kind, tier, self._ranks, places, request_id, found, len(found), deadline)
         self._ready.append((kind, TierOrder(number, tier, found, tuple(place.slot for place in places))))
         return number
 

@@ -10,8 +10,8 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvbridge.abc import Store
 from kvbridge.config import parse_bytes
 from kvbridge.connector.reuse_scheduler import ReuseScheduler
-from kvbridge.connector.reuse_tiers import TierSettings
 from kvbridge.connector.reuse_view import Progress, ReusableRequest, ReuseSettings
+from kvbridge.connector.tier_state import TierSettings
 from kvbridge.errors import ConfigError
 from kvbridge.policies import create_policy
 from kvbridge.registry import load_backend

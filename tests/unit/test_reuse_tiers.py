@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from kvbridge.connector.breaker import Breaker
 from kvbridge.connector.reuse_observer import Observer
 from kvbridge.connector.reuse_plan import ReusePlan, ReuseReport, TierOrder
-from kvbridge.connector.reuse_tiers import BATCH, TierPlanner, TierSettings
+from kvbridge.connector.reuse_tiers import BATCH, TierPlanner
+from kvbridge.connector.tier_state import TierSettings
 from kvbridge.policies import create_policy
 from kvbridge.reuse.own_catalog import OwnCatalog
 
