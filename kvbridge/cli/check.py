@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvbridge.abc import Store
 from kvbridge.config import ConnectorConfig, HandoffConfig, TierConfig, connector_config, convert, nearest
 from kvbridge.errors import ConfigError, KVBridgeError
 from kvbridge.policies import create_policy
@@ -123,16 +124,26 @@ def _check_one(raw: dict[str, Any]) -> tuple[ConnectorConfig | None, list[str]]:
             raise ConfigError('kv_connector_extra_config: missing; expected at least {"backend": "cpu"}')
         config = connector_config(extra)
         for where, flow in config.backends():
-            cls = load_backend(flow.backend)
-            convert(cls.Options, flow.options, f"kv_connector_extra_config.{where}options")
-            probed = probe_backend(flow.backend, flow.options)
-            if not probed.probe.ok:
-                findings.append(f"the backend {flow.backend!r} cannot work on this machine: {probed.probe.reason}")
+            findings.extend(_check_backend(where, flow))
         if config.reuse:
             create_policy(config.reuse[0].policy, 1)
     except KVBridgeError as error:
         findings.append(str(error))
     return config, findings
+
+
+def _check_backend(where: str, flow: HandoffConfig | TierConfig) -> list[str]:
+    cls = load_backend(flow.backend)
+    convert(cls.Options, flow.options, f"kv_connector_extra_config.{where}options")
+    probed = probe_backend(flow.backend, flow.options)
+    if not probed.probe.ok:
+        return [f"the backend {flow.backend!r} cannot work on this machine: {probed.probe.reason}"]
+    named = f"kv_connector_extra_config.{where}backend: {flow.backend!r}"
+    if where == "reuse[0]." and probed.capabilities is not None and not probed.capabilities.slots:
+        return [f'{named} has no slots for blocks; put {{"backend": "cpu"}} before it, and it becomes a tier below']
+    if where.startswith("reuse") and where != "reuse[0]." and not issubclass(cls, Store):
+        return [f"{named} is not a store; a tier below the first is one"]
+    return []
 
 
 def _check_pair(parsed: Sequence[tuple[str, dict[str, Any]]], typed: Sequence[ConnectorConfig | None]) -> list[str]:

@@ -77,6 +77,39 @@ def test_two_configurations_that_fit_together() -> None:
     assert "  configuration 2: kv_consumer, backend cpu, default options\n" in result.output
 
 
+def reuse(tiers: Any, **extra: Any) -> str:
+    wanted = {"kv_connector": "KVBridgeConnector", "kv_role": "kv_both"}
+    return json.dumps({**wanted, "kv_connector_extra_config": {"reuse": tiers, **extra}})
+
+
+def test_what_is_kept_for_reuse_is_said(tmp_path: Path) -> None:
+    files = {"backend": "files", "options": {"folder": str(tmp_path)}}
+    result = run("check", reuse([{"capacity": "1MiB"}, files], handoff={"backend": "cpu"}))
+    assert result.exit_code == 0, result.output
+    assert "kv_both, backend cpu, default options; reuse cpu, default options, then files, {" in result.output
+
+
+@pytest.mark.parametrize(
+    ("tiers", "sentence"),
+    [
+        ({"policy": "lfu"}, "no installed package brings a policy 'lfu'; did you mean 'lru'?"),
+        ([{"backend": "cpu"}, {"backend": "cpu"}], "reuse[1].backend: 'cpu' is not a store"),
+        ([{"backend": "cpu"}, {"backend": "files"}], "the backend 'files' cannot work on this machine: options.folder"),
+        ({"backend": "cpu", "options": {"capacty": 1}}, "reuse[0].options.capacty: unknown option"),
+    ],
+)
+def test_what_is_wrong_with_reuse_is_said(tiers: Any, sentence: str) -> None:
+    result = run("check", reuse(tiers))
+    assert result.exit_code == 1
+    assert sentence in result.output
+
+
+def test_a_store_cannot_be_the_first_tier(tmp_path: Path) -> None:
+    result = run("check", reuse({"backend": "files", "options": {"folder": str(tmp_path)}}))
+    assert result.exit_code == 1
+    assert "'files' has no slots for blocks" in result.output
+
+
 def test_a_configuration_may_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "prefill.json").write_text(config())
     result = run("check", str(tmp_path / "prefill.json"))
