@@ -20,6 +20,7 @@ from tests.plugins.engines import (
     running,
     transfer_config,
 )
+from tests.plugins.reuse_engines import BLOCK_BYTES, forget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,9 @@ LONG = pytest.mark.skipif(not os.environ.get("KVBRIDGE_LONG"), reason="takes min
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("nixl", marks=LONG)])
 def pair(request: pytest.FixtureRequest, folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]:
-    config = transfer_config("kv_both", backend=request.param, **PATIENT)
+    config = transfer_config("kv_both")
+    reuse = {"capacity": "64MiB", "share": True}
+    config["kv_connector_extra_config"] = {"handoff": {"backend": request.param}, "reuse": reuse, **PATIENT}
     config["kv_connector"] = "NixlConnector"
     config["kv_connector_module_path"] = "kvbridge_vllm.nixl_alias"
     specs = [
@@ -92,3 +95,16 @@ def test_one_rank_that_cannot_load_makes_the_request_fail_as_a_whole_once(pair: 
     assert eventually(lambda: counter(first, "recomputed") == recomputed + 1)
     assert eventually(lambda: counter(first, "loads") == loads + 2)
     assert first.healthy()
+
+
+def test_two_ranks_keep_blocks_and_load_them_back_in_either_engine(pair: tuple[Engine, Engine]) -> None:
+    first, second = pair
+    tokens = prompt(200, seed=102)
+    expected = plain(first, tokens)
+    forget(first)
+    for engine in (first, second):
+        hits, loaded = counter(engine, "reuse_hit_blocks"), counter(engine, "reuse_loaded_bytes")
+        assert plain(engine, tokens) == expected
+        assert eventually(lambda: counter(engine, "reuse_hit_blocks") == hits + 6)  # noqa: B023 - run at once
+        assert eventually(lambda: counter(engine, "reuse_loaded_bytes") == loaded + 6 * BLOCK_BYTES)  # noqa: B023
+        assert eventually(lambda: counter(engine, "reuse_pins") == 0)  # noqa: B023
