@@ -63,9 +63,12 @@ class EventLog(Observer):
         self._removed(keys, MEDIUM_STORAGE)
 
     def _stored(self, blocks: Sequence[Kept], medium: str) -> None:
-        new = [block for block in blocks if medium not in self._media.setdefault(block.key, set())]
-        for block in new:
-            self._media[block.key].add(medium)
+        new = []
+        for block in blocks:  # one may be named twice
+            media = self._media.setdefault(block.key, set())
+            if medium not in media:
+                media.add(medium)
+                new.append(block)
         # Neighbours of one request make one event.
         for _, run in groupby(enumerate(new), lambda one: (id(one[1].origin), one[1].index - one[0])):
             self._events.append(self._event([block for _, block in run], medium))
