@@ -165,7 +165,7 @@ def test_many_requests_at_one_time_are_all_right(first: Engine, second: Engine, 
 
 
 def test_events_are_such_as_a_strict_router_takes(heard: tuple[Events, Events]) -> None:
-    assert sum(len(events.there["CPU"]) for events in heard) > 100, "what one keeps, the other need not"
+    assert sum(len(events.there["CPU"]) for events in heard) > 20, "what one keeps, the other need not"
     assert [events.wrong for events in heard] == [[], []]
 
 
