@@ -37,13 +37,15 @@ class Catalog(ABC):
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.counters: Counter[str] = Counter()
+        self._full: dict[bytes, int] = {}
+        self._filling: dict[bytes, int] = {}
 
-    @abstractmethod
     def __len__(self) -> int:
         """Return how many keys are here."""
+        return len(self._full)
 
-    @abstractmethod
-    def __contains__(self, key: bytes) -> bool: ...
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._full
 
     @property
     @abstractmethod
@@ -60,13 +62,18 @@ class Catalog(ABC):
     def filling(self) -> int:
         """Slots that this process fills."""
 
-    @abstractmethod
     def known(self, key: bytes) -> bool:
         """Whether a key is here, or is on its way."""
+        return key in self._full or key in self._filling
 
-    @abstractmethod
     def leading(self, keys: Sequence[bytes], start: int = 0) -> int:
-        """Count how many keys from `start` on are here, without a gap."""
+        """Count how many keys from `start` on are here, without a gap, as far as this process knows."""
+        full, count = self._full, 0
+        for index in range(start, len(keys)):
+            if keys[index] not in full:
+                break
+            count += 1
+        return count
 
     @abstractmethod
     def pin(self, keys: Sequence[bytes]) -> list[Place]:

@@ -25,18 +25,10 @@ class OwnCatalog(Catalog):
         super().__init__(slots)
         self._given_up: list[bytes] = []
         self._policy = policy
-        self._full: dict[bytes, int] = {}
-        self._filling: dict[bytes, int] = {}
         self._pins: dict[bytes, int] = {}
         self._leaving: set[bytes] = set()
         self._orphans: Counter[int] = Counter()
         self._free = list(range(slots - 1, -1, -1))
-
-    def __len__(self) -> int:
-        return len(self._full)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._full
 
     @property
     def used(self) -> int:
@@ -52,19 +44,6 @@ class OwnCatalog(Catalog):
     def filling(self) -> int:
         """Slots that are being filled."""
         return len(self._filling)
-
-    def known(self, key: bytes) -> bool:
-        """Whether a key is here, or is on its way."""
-        return key in self._full or key in self._filling
-
-    def leading(self, keys: Sequence[bytes], start: int = 0) -> int:
-        """Count how many keys from `start` on are here, without a gap."""
-        full, count = self._full, 0
-        for index in range(start, len(keys)):
-            if keys[index] not in full:
-                break
-            count += 1
-        return count
 
     def pin(self, keys: Sequence[bytes]) -> list[Place]:
         """Use keys that are here, a prefix in order: they stay until `unpin`."""

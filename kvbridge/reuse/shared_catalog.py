@@ -58,8 +58,6 @@ class SharedCatalog(Catalog):
         self._table = common.table()
         self._lock = common.memory.reopened()
         self._workers: set[tuple[int, int]] = set()
-        self._full: dict[bytes, int] = {}
-        self._filling: dict[bytes, int] = {}
         self._mine: dict[bytes, int] = {}
         self._at: dict[int, bytes] = {}
         self._lost: list[bytes] = []
@@ -81,12 +79,6 @@ class SharedCatalog(Catalog):
                 if time.monotonic() > deadline:
                     raise
 
-    def __len__(self) -> int:
-        return len(self._full)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._full
-
     @property
     def used(self) -> int:
         """Slots that are not empty, whoever uses them."""
@@ -107,19 +99,10 @@ class SharedCatalog(Catalog):
         """Whether all who write for this engine are known: else nobody could tell when a slot is safe again."""
         return len(self._workers) >= self._common.ranks
 
-    def known(self, key: bytes) -> bool:
-        """Whether a key is here, or is on its way."""
-        return key in self._full or key in self._filling
-
     def leading(self, keys: Sequence[bytes], start: int = 0) -> int:
         """Count how many keys from `start` on are here, as far as this process knows."""
         self._refresh()
-        full, count = self._full, 0
-        for index in range(start, len(keys)):
-            if keys[index] not in full:
-                break
-            count += 1
-        return count
+        return super().leading(keys, start)
 
     def pin(self, keys: Sequence[bytes]) -> list[Place]:
         """Use keys: they stay until `unpin`. Returns places of those that are here."""

@@ -24,7 +24,7 @@ from kvbridge_vllm.identity import reuse_dimensions, reuse_facts
 from kvbridge_vllm.layout import placements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from kvbridge.abc.store import Medium
     from kvbridge.config import ConnectorConfig, TierConfig
@@ -50,9 +50,10 @@ def page_sizes(kv_cache_config: Any) -> list[int]:
     return [size for place in placements(kv_cache_config) for _, size in place.runs()]
 
 
-def common_slots(config: ConnectorConfig, vllm_config: Any, kv_cache_config: Any) -> CommonSlots:
-    """Join the slots that engines with the same KV have in common."""
-    facts = reuse_facts(vllm_config, kv_cache_config, config.model_id)
+def common_slots(
+    config: ConnectorConfig, vllm_config: Any, kv_cache_config: Any, facts: Mapping[str, str]
+) -> CommonSlots:
+    """Join the slots that engines with the same KV have in common. `facts`: see `reuse_facts`."""
     return CommonSlots(
         namespace(facts, "").hex(),
         page_sizes(kv_cache_config),
@@ -94,8 +95,9 @@ class ReuseSide:
         slots = slots_of(tier, kv_cache_config)
         wanted = vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events
         self.events = EventLog(spec.block_size, self._stride) if wanted else None
+        facts = reuse_facts(vllm_config, kv_cache_config, config.model_id)
         catalog = (
-            SharedCatalog(common_slots(config, vllm_config, kv_cache_config))
+            SharedCatalog(common_slots(config, vllm_config, kv_cache_config, facts))
             if tier.share
             else OwnCatalog(slots, create_policy(tier.policy, slots))
         )
@@ -103,7 +105,7 @@ class ReuseSide:
             ReuseSettings(
                 block_size=spec.block_size,
                 ranks=vllm_config.parallel_config.tensor_parallel_size,
-                facts=reuse_facts(vllm_config, kv_cache_config, config.model_id),
+                facts=facts,
                 decoded=tier.decoded,
                 min_tokens=tier.min_tokens,
                 waits=bool(vllm_config.cache_config.enable_prefix_caching),

@@ -10,6 +10,7 @@ from kvbridge.connector.tier_mover import TierMover
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.errors import ConfigError
 from kvbridge.registry import create_backend
+from kvbridge_vllm.identity import reuse_facts
 from kvbridge_vllm.reuse import common_slots, slots_of
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class ReuseRank:
         """Take the cache: from here on its blocks can be kept."""
         memory = None
         if self._config.reuse[0].share:
-            self._common = common_slots(self._config, self._vllm_config, self._kv_cache_config)
+            facts = reuse_facts(self._vllm_config, self._kv_cache_config, self._config.model_id)
+            self._common = common_slots(self._config, self._vllm_config, self._kv_cache_config, facts)
             memory = self._common.of_rank(rank)
         pool = self._backend.open_pool(layout.regions, self._slots, memory)
         tiers = [
