@@ -104,17 +104,68 @@ def find_backend(name: str) -> Entry:
         BackendNotFoundError: There is none; the message has the nearest name and all that are installed.
         BackendConflictError: Two distributions bring it; the message names both.
     """
-    entries = list_backends()
-    found = [entry for entry in entries if entry.name == name]
-    if not found:
-        known = {entry.name for entry in entries}
+    found = find_entry(GROUP, "backend", name)
+    if found is None:
+        known = {entry.name for entry in list_backends()}
         raise BackendNotFoundError(
             f"no installed package brings a backend {name!r}; {nearest(name, known)}. Install the package that does"
         )
+    return found
+
+
+def find_entry(group: str, kind: str, name: str) -> Entry | None:
+    """Find the one entry point of a name; None if there is none.
+
+    Args:
+        group: Group of the entry point.
+        kind: What it names, for the error.
+        name: Its name.
+
+    Raises:
+        BackendConflictError: Two distributions bring it; the message names both.
+    """
+    found = [entry for entry in list_entries(group) if entry.name == name]
     if len(found) > 1:
         both = " and ".join(f"{entry.distribution} {entry.version} ({entry.target})" for entry in found)
-        raise BackendConflictError(f"the backend {name!r} comes from {both}: uninstall one of them")
-    return found[0]
+        raise BackendConflictError(f"the {kind} {name!r} comes from {both}: uninstall one of them")
+    return found[0] if found else None
+
+
+def load_class(group: str, kind: str, entry: Entry, base: type[Any], called: str) -> tuple[type[Any], str]:
+    """Import the class that an entry point names.
+
+    Args:
+        group: Group of the entry point.
+        kind: What it names, for errors.
+        entry: The entry point; there is one of its name.
+        base: What it has to be a subclass of.
+        called: How an author imports that, for errors.
+
+    Returns:
+        The class, and what it is and where it comes from, for errors.
+
+    Raises:
+        BackendConflictError: It is something else.
+        BackendImportError: See `load_entry`.
+    """
+    where = f"the {kind} {entry.name!r} of {entry.distribution} {entry.version} ({entry.target})"
+    cls = load_entry(group, entry.name, where)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise BackendConflictError(f"{where} is {cls!r}, expected a subclass of {called}")
+    return cls, where
+
+
+def check_class(cls: type[Any], name: str, where: str) -> None:
+    """Check that a class is complete, and calls itself what its entry point does.
+
+    Raises:
+        BackendConflictError: It does not.
+    """
+    if getattr(cls, "name", None) != name:
+        raise BackendConflictError(f"{where} calls itself {getattr(cls, 'name', None)!r}: the names must be equal")
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise BackendConflictError(f"{where} lacks methods of the contract: {missing}")
 
 
 def load_backend(name: str) -> type[Backend[Any]]:
@@ -126,16 +177,8 @@ def load_backend(name: str) -> type[Backend[Any]]:
     """
     from kvbridge.abc import Backend  # noqa: PLC0415 - not needed for listing
 
-    entry = find_backend(name)
-    where = f"the backend {name!r} of {entry.distribution} {entry.version} ({entry.target})"
-    cls = load_entry(GROUP, name, where)
-    if not (isinstance(cls, type) and issubclass(cls, Backend)):
-        raise BackendConflictError(f"{where} is {cls!r}, expected a subclass of kvbridge.abc.Backend")
-    if getattr(cls, "name", None) != name:
-        raise BackendConflictError(f"{where} calls itself {getattr(cls, 'name', None)!r}: the names must be equal")
-    if inspect.isabstract(cls):
-        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        raise BackendConflictError(f"{where} lacks methods of the contract: {missing}")
+    cls, where = load_class(GROUP, "backend", find_backend(name), Backend, "kvbridge.abc.Backend")
+    check_class(cls, name, where)
     options = getattr(cls, "Options", None)
     if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
         raise BackendConflictError(f"{where} has Options = {options!r}, expected a msgspec.Struct type")

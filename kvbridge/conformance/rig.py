@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvbridge.errors import BackendConflictError
-from kvbridge.registry import list_entries, load_entry
+from kvbridge.registry import find_entry, load_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,14 +51,9 @@ def load_rig(name: str) -> Rig:
         BackendConflictError: Two distributions bring one, or it is no `Rig`.
         BackendImportError: It cannot be imported.
     """
-    entries = [entry for entry in list_entries(GROUP) if entry.name == name]
-    if not entries:
+    entry = find_entry(GROUP, "rig", name)
+    if entry is None:
         return Rig()
-    if len(entries) > 1:
-        both = " and ".join(f"{entry.distribution} {entry.version} ({entry.target})" for entry in entries)
-        raise BackendConflictError(f"the rig {name!r} comes from {both}: uninstall one of them")
-    where = f"the rig {name!r} of {entries[0].distribution} {entries[0].version} ({entries[0].target})"
-    cls = load_entry(GROUP, name, where)
-    if not (isinstance(cls, type) and issubclass(cls, Rig)):
-        raise BackendConflictError(f"{where} is {cls!r}, expected a subclass of kvbridge.conformance.rig.Rig")
-    return cls()
+    cls, _ = load_class(GROUP, "rig", entry, Rig, "kvbridge.conformance.rig.Rig")
+    rig: Rig = cls()
+    return rig

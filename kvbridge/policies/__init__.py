@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING
 
 from kvbridge.config import nearest
-from kvbridge.errors import BackendConflictError, ConfigError
-from kvbridge.registry import list_entries, load_entry
+from kvbridge.errors import ConfigError
+from kvbridge.registry import check_class, find_entry, list_entries, load_class
 
 if TYPE_CHECKING:
     from kvbridge.abc.policy import Policy
@@ -30,21 +29,11 @@ def load_policy(name: str) -> type[Policy]:
     """
     from kvbridge.abc.policy import Policy  # noqa: PLC0415 - not needed for listing
 
-    found = [entry for entry in list_entries(GROUP) if entry.name == name]
-    if not found:
+    found = find_entry(GROUP, "policy", name)
+    if found is None:
         raise ConfigError(f"no installed package brings a policy {name!r}; {nearest(name, list_policies())}")
-    if len(found) > 1:
-        both = " and ".join(f"{entry.distribution} {entry.version} ({entry.target})" for entry in found)
-        raise BackendConflictError(f"the policy {name!r} comes from {both}: uninstall one of them")
-    where = f"the policy {name!r} of {found[0].distribution} {found[0].version} ({found[0].target})"
-    cls = load_entry(GROUP, name, where)
-    if not (isinstance(cls, type) and issubclass(cls, Policy)):
-        raise BackendConflictError(f"{where} is {cls!r}, expected a subclass of kvbridge.abc.policy.Policy")
-    if getattr(cls, "name", None) != name:
-        raise BackendConflictError(f"{where} calls itself {getattr(cls, 'name', None)!r}: the names must be equal")
-    if inspect.isabstract(cls):
-        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        raise BackendConflictError(f"{where} lacks methods of the contract: {missing}")
+    cls, where = load_class(GROUP, "policy", found, Policy, "kvbridge.abc.policy.Policy")
+    check_class(cls, name, where)
     return cls
 
 
