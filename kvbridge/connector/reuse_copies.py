@@ -110,8 +110,10 @@ class Copies:
         return self._saved(number, job)
 
     def forget(self) -> None:
-        """Let nobody wait for loads that are under way: they come to nothing."""
+        """Let nobody wait for loads that are under way, nor hear of saves: they come to nothing."""
         self._loading.clear()
+        for job in self._jobs.values():
+            job.kept.clear()
 
     def tell_of_evictions(self) -> None:
         """Tell the observer what was given up."""

@@ -35,3 +35,6 @@ class Observer:
 
     def gone_below(self, keys: Iterable[bytes]) -> None:
         """Blocks are not in any lower tier, as far as is known."""
+
+    def cleared(self) -> None:
+        """Nothing that was kept, in slots or below, is asked for again."""

@@ -217,7 +217,8 @@ class ReuseScheduler:
         """Forget everything: the weights may be others now. What is under way comes to nothing."""
         self.counters["resets"] += 1
         self._space = namespace(self._settings.facts, uuid.uuid4().hex)
-        self._observer.gone(self.catalog.clear())
+        self.catalog.clear()
+        self._observer.cleared()
         if self.tiers is not None:
             self.tiers.clear()
         for request in self._requests.values():

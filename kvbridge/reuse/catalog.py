@@ -108,8 +108,8 @@ class Catalog(ABC):
         """Return the keys that were given up since the last call, those of `clear` left out."""
 
     @abstractmethod
-    def clear(self) -> list[bytes]:
-        """Forget all keys: they are not asked for again. Returns those that were here."""
+    def clear(self) -> None:
+        """Forget all keys: they are not asked for again."""
 
     def short(self, share: int) -> bool:
         """Whether fewer than one slot in `share` is empty, or about to be, and others could be emptied."""

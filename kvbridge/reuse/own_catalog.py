@@ -151,9 +151,8 @@ class OwnCatalog(Catalog):
         found, self._given_up = self._given_up, []
         return found
 
-    def clear(self) -> list[bytes]:
-        """Forget all keys, and return them. Slots that are being filled or read come free when that has ended."""
-        known = list(self._full)
+    def clear(self) -> None:
+        """Forget all keys. Slots that are being filled or read come free when that has ended."""
         for key, count in self._pins.items():
             self._orphans[self._full.pop(key)] += count
             self._policy.discard(key)
@@ -165,7 +164,6 @@ class OwnCatalog(Catalog):
         for key in list(self._full):
             self._policy.discard(key)
             self._free.append(self._full.pop(key))
-        return known
 
     def _evict(self) -> bool:
         if len(self._policy) <= len(self._pins) - len(self._leaving):

@@ -62,6 +62,11 @@ class EventLog(Observer):
         """Blocks are not in a lower tier any more."""
         self._removed(keys, MEDIUM_STORAGE)
 
+    def cleared(self) -> None:
+        """Nothing that was kept is asked for again, wherever it is."""
+        for medium in (MEDIUM_CPU, MEDIUM_STORAGE):
+            self._removed(list(self._kept), medium)
+
     def _stored(self, blocks: Sequence[Kept], medium: str) -> None:
         new = []
         for block in blocks:  # one may be named twice

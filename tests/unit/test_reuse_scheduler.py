@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
+from kvbridge.connector.reuse_observer import Kept, Observer
 from kvbridge.connector.reuse_plan import ReuseReport
 from kvbridge.connector.reuse_scheduler import ReuseScheduler
 from kvbridge.connector.reuse_view import Progress, ReusableRequest, ReuseSettings
 from kvbridge.policies import create_policy
 from kvbridge.reuse.own_catalog import OwnCatalog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SIZE = 4
 
@@ -132,6 +137,27 @@ def test_a_reset_forgets_and_gives_new_names() -> None:
     assert one.matched(request("r", 9), 0) == 0
     keep(one, 8)
     assert one.matched(request("r", 9), 0) == 8
+
+
+def test_a_reset_is_told_once_and_of_a_save_under_way_nothing_is_told() -> None:
+    said: list[str] = []
+
+    class Heard(Observer):
+        def kept(self, blocks: Sequence[Kept]) -> None:
+            said.extend(f"kept {one.index}" for one in blocks)
+
+        def cleared(self) -> None:
+            said.append("cleared")
+
+    catalog = OwnCatalog(8, create_policy("lru", 8))
+    one = ReuseScheduler(ReuseSettings(SIZE, 1, {"model": "m"}), catalog, observer=Heard())
+    keep(one, 4)
+    view = request("r", 8)
+    one.allocated(view, [1, 2], 0, 0)
+    one.finished("r", [1, 2], 8)
+    one.reset()
+    end(one)
+    assert said == ["kept 0", "cleared"]
 
 
 def test_a_load_under_way_is_cancelled_by_a_reset() -> None:
