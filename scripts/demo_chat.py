@@ -92,9 +92,11 @@ def totals(decode: Engine) -> Handover:
     metrics = decode.metrics()
 
     def total(name: str) -> float:
-        return client.metric_sum(metrics, f"vllm:kvbridge_{name}_total")
+        return client.metric_sum(metrics, f"vllm:kvbridge_{name}")
 
-    return Handover(total("loads"), total("loaded_bytes"), total("load_seconds"), total("recomputed"))
+    return Handover(
+        total("loads_total"), total("loaded_bytes_total"), total("load_seconds_sum"), total("recomputed_total")
+    )
 
 
 def handover_since(decode: Engine, earlier: Handover) -> Handover:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.abc.connector import Outcome, WorkerHalf
+from kvbridge.connector.durations import Durations
 from kvbridge.connector.plan import ClaimOrder, LoadOrder, Plan, RemoteKey, Report, SaveOrder
 from kvbridge.errors import BusyError, KVBridgeError, SpecMismatchError
 from kvbridge.transfer import Transfer
@@ -49,7 +50,8 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         self, buffer: LookupBuffer, layout: CacheLayout, *, rank: int, claim_timeout: float, lease: float
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self.seconds: dict[str, float] = {"load": 0.0, "save": 0.0}
+        self.failures: Counter[str] = Counter()
+        self.durations = Durations()
         self._buffer = buffer
         self._layout = layout
         self._rank = rank
@@ -169,12 +171,13 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         if error is None and load.pages is not None:
             self.counters["loads"] += 1
             self.counters["loaded_bytes"] += load.pages.nbytes
-            self.seconds["load"] += time.monotonic() - load.started
+            self.durations.add("load", time.monotonic() - load.started)
             self.loaded(request_id, load.pages)
             return True
         if load.claim is not None:
             load.claim.release()
         self.counters["failed_loads"] += 1
+        self.failures[f"load:{type(error).__name__}"] += 1
         logger.warning("rank %d could not load the KV of request %s: %s", self._rank, request_id, error)
         return False
 
@@ -195,9 +198,10 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         if saved.error is None:
             self.counters["saves"] += 1
             self.counters["saved_bytes"] += nbytes
-            self.seconds["save"] += time.monotonic() - started
+            self.durations.add("save", time.monotonic() - started)
         else:
             self.counters["failed_saves"] += 1
+            self.failures[f"save:{type(saved.error).__name__}"] += 1
             logger.warning("rank %d could not hand over the KV of request %s: %s", self._rank, request_id, saved.error)
 
     def _pages(self, block_ids: Sequence[int]) -> Pages:

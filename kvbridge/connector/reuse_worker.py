@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvbridge.abc.backend import MoveState
 from kvbridge.abc.connector import Outcome, WorkerHalf
+from kvbridge.connector.durations import Durations
 from kvbridge.connector.reuse_plan import CopyOrder, ReusePlan, ReuseReport
 from kvbridge.errors import CancelledError, KVBridgeError, SpecMismatchError, TransferTimeoutError
 from kvbridge.memory import Pages
@@ -54,7 +55,8 @@ class ReuseWorker(WorkerHalf[ReusePlan, ReuseReport]):
         self, layout: CacheLayout, pool: SlotPool, *, tiers: Sequence[TierMover] = (), timeout: float = 30.0
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self.seconds: dict[str, float] = {"load": 0.0, "save": 0.0, "fence": 0.0}
+        self.failures: Counter[str] = Counter()
+        self.durations = Durations()
         self._layout = layout
         self._pool = pool
         self.tiers = tiers
@@ -169,19 +171,20 @@ class ReuseWorker(WorkerHalf[ReusePlan, ReuseReport]):
             if time.monotonic() - started > self._timeout:  # its blocks change under it now: it is worth nothing
                 self._spoil(save, TransferTimeoutError(f"keeping blocks took more than {self._timeout:g} s"))
             time.sleep(FENCE_LOOK)
-        self.seconds["fence"] += time.monotonic() - started
+        self.durations.add("fence", time.monotonic() - started)
 
     def _over(self, copy: _Copy, error: KVBridgeError | None, what: str) -> bool:
         self._report.ended[copy.order.job] = 1
         if error is None:
             self.counters[f"{what}s"] += 1
             self.counters[f"{what}_bytes"] += copy.nbytes
-            self.seconds[what] += time.monotonic() - copy.started
+            self.durations.add(what, time.monotonic() - copy.started)
             if what == "load":
                 self.loaded(copy.order.request_id, self._layout.pages([copy.order.block_ids]))
             return True
         self._report.failed[copy.order.job] = str(error)
         self.counters[f"failed_{what}s"] += 1
         if not isinstance(error, CancelledError):
+            self.failures[f"{what}:{type(error).__name__}"] += 1
             logger.warning("blocks could not be %s: %s", "kept" if what == "save" else "loaded", error)
         return False

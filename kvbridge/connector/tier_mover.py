@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.buffer import Key, LookupBuffer
+from kvbridge.connector.durations import Durations
 from kvbridge.errors import DuplicateKeyError, KeyMissError, KVBridgeError, TransferTimeoutError
 from kvbridge.memory import Pages
 
@@ -19,16 +20,19 @@ if TYPE_CHECKING:
     from kvbridge.memory import Region
     from kvbridge.transfer import Transfer
 
+MOVING = ("read", "write")
+"""Orders that move bytes."""
+
 
 @dataclass(eq=False)
 class _Moving:
     """An order under way: its transfers, one for each key, or one for all."""
 
     order: TierOrder
+    what: str
     transfers: list[Transfer[Any]]
     count: Callable[[list[Transfer[Any]]], int]
-    deadline: float
-    moves: str = ""
+    started: float
     error: KVBridgeError | None = None
 
 
@@ -55,6 +59,8 @@ class TierMover:
         close: Callable[[], None],
     ) -> None:
         self.counters: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.durations = Durations()
         self._index = index
         self._buffer = buffer
         self._regions = regions
@@ -66,19 +72,19 @@ class TierMover:
     def begin(self, plan: ReusePlan) -> None:
         """Start what a plan asks of this tier. Never blocks."""
         for order in plan.lookups:
-            self._start(order, self._look_up, _leading_found)
+            self._start("lookup", order, self._look_up, _leading_found)
         for order in plan.promotions:
-            self._start(order, self._promote, _leading_done, "read")
+            self._start("read", order, self._promote, _leading_done)
         for order in plan.demotions:
-            self._start(order, self._demote, _kept, "written")
+            self._start("write", order, self._demote, _kept)
         for order in plan.removals:
-            self._start(order, self._remove, len)
+            self._start("removal", order, self._remove, len)
 
     def poll(self, report: ReuseReport) -> None:
         """Report which orders have ended since the last call."""
         now = time.monotonic()
         for moving in list(self._moving):
-            if now > moving.deadline and moving.error is None:
+            if now > moving.started + self._timeout and moving.error is None:
                 moving.error = TransferTimeoutError(f"the tier did not answer within {self._timeout:g} s")
                 for transfer in moving.transfers:
                     transfer.cancel()
@@ -98,14 +104,14 @@ class TierMover:
 
     def _start(
         self,
+        what: str,
         order: TierOrder,
         begin: Callable[[TierOrder], list[Transfer[Any]]],
         count: Callable[[list[Transfer[Any]]], int],
-        moves: str = "",
     ) -> None:
         if order.tier == self._index:
-            deadline = time.monotonic() + self._timeout
-            self._moving.append(_Moving(order, begin(order), count, deadline, moves))
+            started = time.monotonic()
+            self._moving.append(_Moving(order, what, begin(order), count, started))
 
     def _ended(self, moving: _Moving, report: ReuseReport) -> None:
         done = moving.count(moving.transfers)
@@ -117,8 +123,10 @@ class TierMover:
         report.found[moving.order.job] = done
         if error is not None:
             report.failed[moving.order.job] = f"rank {self._rank}: {error}"
-        if moving.moves:
-            self.counters[f"{moving.moves}_bytes"] += done * sum(region.page_bytes for region in self._regions)
+            self.failures[f"{moving.what}:{type(error).__name__}"] += 1
+        self.durations.add(moving.what, time.monotonic() - moving.started)
+        if moving.what in MOVING:
+            self.counters[f"{moving.what}_bytes"] += done * sum(region.page_bytes for region in self._regions)
 
     def _key(self, key: bytes) -> Key:
         return Key(f"{key.hex()}.{self._rank}")

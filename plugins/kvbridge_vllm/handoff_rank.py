@@ -9,6 +9,7 @@ from kvbridge.control.endpoint import Endpoint
 from kvbridge.control.secret import read_secret
 from kvbridge.registry import create_backend
 from kvbridge_vllm.layout import fingerprint
+from kvbridge_vllm.metrics import figures
 
 if TYPE_CHECKING:
     from kvbridge.abc.connector import Outcome
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from kvbridge.connector.handoff_worker import HandoffWorker
     from kvbridge.connector.plan import Plan, Report
     from kvbridge.memory.layout import CacheLayout
+    from kvbridge_vllm.metrics import Figures
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +95,8 @@ class HandoffRank:
         """Return the outcome of claims."""
         return self._half.report() if self._half is not None else None
 
-    def stats(self) -> dict[str, float]:
-        """Return counters and gauges by name."""
+    def stats(self) -> Figures:
+        """Return counters and gauges by name, and durations since the last call."""
         if self._half is None or self._endpoint is None:
             return {}
         held = self._buffer.stats()
@@ -103,8 +105,7 @@ class HandoffRank:
             "loaded_bytes": half.counters["loaded_bytes"],
             "saved_bytes": half.counters["saved_bytes"],
             "failed_saves": half.counters["failed_saves"],
-            "load_seconds": half.seconds["load"],
-            "save_seconds": half.seconds["save"],
+            **figures("", half.failures, half.durations),
             "expired": held.get("expired", 0.0),
             "taken": held.get("taken", 0.0),
             "held_values": held.get("entries", 0.0),

@@ -12,6 +12,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvbridge.connector.durations import Durations
+
 COUNTERS = {
     "requests": "Decode requests that came with transfer parameters",
     "loads": "Decode requests whose KV was loaded from a prefill engine",
@@ -21,9 +23,7 @@ COUNTERS = {
     "local_hit": "Decode requests that had the prompt in their own prefix cache",
     "handed_over": "Prefill requests whose KV was handed over",
     "loaded_bytes": "Bytes of KV loaded, summed over ranks",
-    "load_seconds": "Seconds that loads took, summed over ranks",
     "saved_bytes": "Bytes of KV handed over, summed over ranks",
-    "save_seconds": "Seconds until the blocks of a prefill request were free again, summed over ranks",
     "failed_saves": "Hand-overs that could not be kept for the decode engine, summed over ranks",
     "expired": "Handed-over values that nobody took before their lease ended, summed over ranks",
     "taken": "Handed-over values that a decode engine took, summed over ranks",
@@ -46,11 +46,8 @@ COUNTERS = {
     "reuse_tier_written_bytes": "Bytes written to lower tiers, summed over ranks",
     "reuse_resets": "Times that everything kept was forgotten",
     "reuse_loaded_bytes": "Bytes of kept KV loaded back, summed over ranks",
-    "reuse_load_seconds": "Seconds that these loads took, summed over ranks",
     "reuse_saved_bytes": "Bytes of KV kept, summed over ranks",
-    "reuse_save_seconds": "Seconds that keeping them took, summed over ranks",
     "reuse_fences": "Times that a step waited until a block was copied, summed over ranks",
-    "reuse_fence_seconds": "Seconds of these waits, summed over ranks",
     "malformed_messages": "Messages of peers that were dropped because they are not of the protocol",
     "refused_handshakes": "Peers that were refused because their KV is not the same kind",
     "internal_errors": "Errors inside kvbridge that were caught: please report them",
@@ -63,28 +60,69 @@ GAUGES = {
     "reuse_used_slots": "Slots in use",
     "reuse_pins": "Blocks that are being loaded back right now",
 }
+HISTOGRAMS = {
+    "load_seconds": "How long the load of a request's KV from a prefill engine took, in each rank",
+    "save_seconds": "How long it took until the blocks of a prefill request were free again, in each rank",
+    "reuse_load_seconds": "How long loading kept blocks of a request back took, in each rank",
+    "reuse_save_seconds": "How long keeping blocks of a request took, in each rank",
+    "reuse_fence_seconds": "How long a step waited until a block was copied, in each rank",
+    "reuse_tier_lookup_seconds": "How long a lower tier took to say which blocks it has, in each rank",
+    "reuse_tier_read_seconds": "How long blocks of a request took to come back from a lower tier, in each rank",
+    "reuse_tier_write_seconds": "How long a batch of blocks took to be written to a lower tier, in each rank",
+}
+BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+"""Upper bounds of the histograms' buckets, in seconds."""
+
 MISS = "miss_"
 """Prefix of counters that name why a prefill engine had no value."""
 
+FAILURE = "failure:"
+"""Prefix of counters of failures: then come the operation and the class of the error."""
+
+Figures = dict[str, "float | list[float]"]
+"""Counters and gauges by name, which only grow or change, and durations by name, each named once."""
+
+
+def figures(prefix: str, failures: Mapping[str, float], durations: Durations) -> Figures:
+    """Name what a half counted and timed."""
+    return {
+        **{f"{FAILURE}{prefix}{name}": count for name, count in failures.items()},
+        **{f"{prefix}{name}_seconds": seconds for name, seconds in durations.take().items()},
+    }
+
+
+def add_up(first: Mapping[str, float | list[float]], second: Mapping[str, float | list[float]]) -> Figures:
+    """Add numbers, and put durations together."""
+    found: Figures = dict(first)
+    for name, value in second.items():
+        known = found.get(name)
+        if isinstance(value, list):
+            found[name] = [*(known if isinstance(known, list) else ()), *value]
+        else:
+            found[name] = value + (known if isinstance(known, (int, float)) else 0)
+    return found
+
 
 class KVBridgeStats(KVConnectorStats):
-    """Differences by name."""
+    """Differences and durations by name."""
 
-    data: dict[str, float]
+    data: Figures
 
     def reset(self) -> None:
         """Forget everything."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Add another rank's or step's differences."""
-        for name, value in other.data.items():
-            self.data[name] = self.data.get(name, 0) + value
+        """Add another rank's or step's."""
+        self.data = add_up(self.data, other.data)
         return self
 
     def reduce(self) -> dict[str, int | float]:
         """Return what the log line shows."""
-        return {name: round(value, 6) for name, value in sorted(self.data.items())}
+        return {
+            name: round(sum(value) if isinstance(value, list) else value, 6)
+            for name, value in sorted(self.data.items())
+        }
 
     def is_empty(self) -> bool:
         """Whether nothing changed."""
@@ -97,15 +135,16 @@ class Differences:
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
 
-    def take(self, now: Mapping[str, float]) -> KVBridgeStats | None:
+    def take(self, now: Mapping[str, float | list[float]]) -> KVBridgeStats | None:
         """Return what changed since the last call; None for nothing."""
-        changed = {
-            name: value - self._last.get(name, 0) for name, value in now.items() if value != self._last.get(name, 0)
-        }
-        if not changed:
-            return None
-        self._last.update(now)
-        return KVBridgeStats(data=changed)
+        changed: Figures = {}
+        for name, value in now.items():
+            if isinstance(value, list):
+                changed[name] = value
+            elif value != self._last.get(name, 0):
+                changed[name] = value - self._last.get(name, 0)
+                self._last[name] = value
+        return KVBridgeStats(data=changed) if changed else None
 
 
 class KVBridgePromMetrics(KVConnectorPromMetrics):
@@ -126,17 +165,33 @@ class KVBridgePromMetrics(KVConnectorPromMetrics):
             documentation="Values that a prefill engine did not have, by reason",
             labelnames=[*labelnames, "reason"],
         )
+        self._failures = self._counter_cls(
+            name="vllm:kvbridge_failures",
+            documentation="Operations that failed, by operation and class of the error, summed over ranks",
+            labelnames=[*labelnames, "operation", "error"],
+        )
+        self._histograms = {
+            name: self._histogram_cls(
+                name=f"vllm:kvbridge_{name}", documentation=text, buckets=BUCKETS, labelnames=labelnames
+            )
+            for name, text in HISTOGRAMS.items()
+        }
         for labels in values.values():
-            for metric in (*self._counters.values(), *self._gauges.values()):
+            for metric in (*self._counters.values(), *self._gauges.values(), *self._histograms.values()):
                 metric.labels(*labels)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one step's differences."""
         labels = self.per_engine_labelvalues[engine_idx]
         for name, value in transfer_stats_data.items():
-            if name in self._gauges:
+            if isinstance(value, list):
+                for seconds in value if name in self._histograms else ():
+                    self._histograms[name].labels(*labels).observe(seconds)
+            elif name in self._gauges:
                 self._gauges[name].labels(*labels).inc(value)
             elif name.startswith(MISS):
                 self._misses.labels(*labels, name.removeprefix(MISS)).inc(max(0, value))
+            elif name.startswith(FAILURE):
+                self._failures.labels(*labels, *name.removeprefix(FAILURE).split(":")).inc(max(0, value))
             elif name in self._counters:
                 self._counters[name].labels(*labels).inc(max(0, value))

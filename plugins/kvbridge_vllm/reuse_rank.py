@@ -11,6 +11,7 @@ from kvbridge.control.endpoint import Endpoint
 from kvbridge.errors import ConfigError
 from kvbridge.registry import create_backend
 from kvbridge_vllm.identity import reuse_facts
+from kvbridge_vllm.metrics import add_up, figures
 from kvbridge_vllm.reuse import common_slots, slots_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kvbridge.connector.reuse_worker import ReuseWorker
     from kvbridge.memory.layout import CacheLayout
     from kvbridge.reuse.common import CommonSlots
+    from kvbridge_vllm.metrics import Figures
 
 logger = logging.getLogger(__name__)
 
@@ -96,21 +98,22 @@ class ReuseRank:
         """Return the outcome of orders."""
         return self._half.report() if self._half is not None else None
 
-    def stats(self) -> dict[str, float]:
-        """Return counters and gauges by name."""
+    def stats(self) -> Figures:
+        """Return counters and gauges by name, and durations since the last call."""
         if self._half is None:
             return {}
-        counters, seconds = self._half.counters, self._half.seconds
-        return {
+        half, counters = self._half, self._half.counters
+        found: Figures = {
             "reuse_loaded_bytes": counters["load_bytes"],
             "reuse_saved_bytes": counters["save_bytes"],
-            "reuse_load_seconds": seconds["load"],
-            "reuse_save_seconds": seconds["save"],
             "reuse_fences": counters["fences"],
-            "reuse_fence_seconds": seconds["fence"],
-            "reuse_tier_read_bytes": sum(tier.counters["read_bytes"] for tier in self._half.tiers),
-            "reuse_tier_written_bytes": sum(tier.counters["written_bytes"] for tier in self._half.tiers),
+            "reuse_tier_read_bytes": sum(tier.counters["read_bytes"] for tier in half.tiers),
+            "reuse_tier_written_bytes": sum(tier.counters["write_bytes"] for tier in half.tiers),
+            **figures("reuse_", half.failures, half.durations),
         }
+        for tier in half.tiers:
+            found = add_up(found, figures("reuse_tier_", tier.failures, tier.durations))
+        return found
 
     def close(self) -> None:
         """Release everything. Idempotent, bounded."""

@@ -1,7 +1,8 @@
 """A connector that looks at the pages which leave and arrive, and that can spoil them: the negative control.
 
 Loaded by `kv_connector_module_path`. The folder in KVBRIDGE_TEST_PROBE gets one JSON file for each request and side;
-while it holds a file `zero`, every page that arrives is overwritten with zeros.
+while it holds a file `zero`, every page that arrives is overwritten with zeros, and while it holds a file `hold`, no
+copy of reuse goes on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvbridge.abc.connector import Outcome
 from kvbridge.connector.handoff_worker import HandoffWorker
 from kvbridge.connector.reuse_worker import ReuseWorker
 from kvbridge_vllm.connector import KVBridgeConnector
@@ -50,6 +52,9 @@ class ProbingWorker(HandoffWorker):
 
 
 class ProbingReuse(ReuseWorker):
+    def poll(self) -> Outcome:
+        return Outcome() if (_folder() / "hold").exists() else super().poll()
+
     def loaded(self, request_id: str, pages: Pages) -> None:
         if (_folder() / "zero").exists():
             for region, ids in zip(pages.regions, pages.block_ids, strict=True):

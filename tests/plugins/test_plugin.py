@@ -100,3 +100,40 @@ def test_metrics_add_up_over_ranks_and_steps() -> None:
     later = ranks[0].take({"loads": 3, "held_bytes": 0})
     assert later is not None
     assert later.data == {"loads": 1, "held_bytes": -100}
+
+
+def test_durations_and_failures_reach_prometheus_each_one() -> None:
+    from functools import partial
+
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+    from kvbridge.connector.durations import Durations
+    from kvbridge_vllm.metrics import Differences, KVBridgePromMetrics, KVBridgeStats, figures
+
+    stats = KVBridgeStats(data={})
+    for rank in (1, 2):
+        durations = Durations()
+        durations.add("load", 0.002 * rank)
+        durations.add("load", 5.0 * rank)
+        found = Differences().take(figures("reuse_", {"load:TransferTimeoutError": rank}, durations))
+        assert found is not None
+        assert durations.take() == {}
+        stats.aggregate(found)
+    assert stats.reduce() == {"failure:reuse_load:TransferTimeoutError": 3, "reuse_load_seconds": 15.006}
+
+    registry = CollectorRegistry()
+    types = {cls: partial(cls, registry=registry) for cls in (Counter, Gauge, Histogram)}
+    prometheus = KVBridgePromMetrics(SimpleNamespace(kv_transfer_config=None), types, ["engine"], {0: ["0"]})
+    prometheus.observe(stats.data)
+    bucket = "vllm:kvbridge_reuse_load_seconds_bucket"
+    assert [
+        registry.get_sample_value(bucket, {"engine": "0", "le": le}) for le in ("0.001", "0.003", "3.0", "10.0")
+    ] == [
+        0,
+        1,
+        2,
+        4,
+    ]
+    assert registry.get_sample_value("vllm:kvbridge_reuse_load_seconds_sum", {"engine": "0"}) == pytest.approx(15.006)
+    labels = {"engine": "0", "operation": "reuse_load", "error": "TransferTimeoutError"}
+    assert registry.get_sample_value("vllm:kvbridge_failures_total", labels) == 3

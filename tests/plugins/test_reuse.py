@@ -12,7 +12,16 @@ import pytest
 from kvbridge_vllm.launch import EngineSpec
 from tests.plugins.engines import DEV_MODE, counter, eventually, plain, prompt, running
 from tests.plugins.kv_events import Events
-from tests.plugins.reuse_engines import BLOCK_BYTES, DETAILS, ask, config, forget, kv_aware_router, router_answer
+from tests.plugins.reuse_engines import (
+    BLOCK_BYTES,
+    DETAILS,
+    ask,
+    config,
+    forget,
+    kv_aware_router,
+    router_answer,
+    settled,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,6 +159,26 @@ def test_another_salt_is_another_key(first: Engine, oracle: Engine) -> None:
     assert ask(first, tokens) == (plain(oracle, tokens), 0)
     forget(first)
     assert ask(first, tokens, cache_salt="one")[1] == 96
+
+
+def test_a_client_that_goes_while_its_blocks_are_loaded_leaves_nothing_behind(
+    first: Engine, oracle: Engine, probe: Path
+) -> None:
+    tokens = prompt(260, seed=61)
+    ask(first, tokens)
+    assert eventually(lambda: settled(first))
+    forget(first)
+    (probe / "hold").touch()
+    try:
+        with pytest.raises(OSError, match="timed out"):
+            first.complete(tokens, max_tokens=8, timeout=2)
+        assert first.metrics()  # alive, and the load is still under way
+        assert first.post("/reset_prefix_cache", {}) == (200, {"success": False}), "its blocks are being written to"
+    finally:
+        (probe / "hold").unlink()
+    assert eventually(lambda: counter(first, "reuse_pins") == 0)
+    forget(first)
+    assert ask(first, tokens) == (plain(oracle, tokens), 256)
 
 
 def test_many_requests_at_one_time_are_all_right(first: Engine, second: Engine, oracle: Engine) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvbridge_vllm.launch import EngineSpec
+from kvbridge_vllm.launch.checkpoints import make_checkpoint
 from tests.plugins.engines import DEV_MODE, counter, eventually, plain, prompt, running
 from tests.plugins.kv_events import Events
 from tests.plugins.reuse_engines import BLOCK_BYTES, DETAILS, ask, config, forget, settled
@@ -122,4 +123,26 @@ def test_events_tell_exactly_what_is_kept(tight: Engine, told: Events) -> None:
     assert told.wrong == []
     assert eventually(lambda: len(told.there["CPU"]) == kept), (len(told.there["CPU"]), kept)
     assert len(told.there["STORAGE"]) > kept
+    assert told.wrong == []
+
+
+def test_after_a_reload_of_weights_nothing_of_the_old_ones_is_used(
+    tight: Engine, told: Events, oracle: Engine, folder: Path
+) -> None:
+    other = make_checkpoint(folder / "other-weights", seed=1)
+    tokens = prompt(200, seed=59)
+    old = plain(oracle, tokens)
+    assert ask(tight, tokens) == (old, 0)
+    assert eventually(lambda: settled(tight))
+    for path in (other, tight.spec.model):
+        assert tight.post("/pause?mode=wait", {})[0] == 200
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        assert tight.post("/collective_rpc", reload)[0] == 200
+        assert tight.post("/resume", {})[0] == 200
+        found, cached = ask(tight, tokens)
+        assert cached == 0
+        assert (found == old) == (path == tight.spec.model)
+        assert eventually(lambda: settled(tight))
+        forget(tight)
+        assert ask(tight, tokens) == (found, 192), "what was computed since then is kept"
     assert told.wrong == []
