@@ -3,6 +3,7 @@
 BACKEND ?= cpu
 MODEL ?=
 TESTS ?=
+TWO_AT_A_TIME := --numprocesses=2 --dist=loadgroup
 
 BIN := .venv/bin
 
@@ -21,8 +22,8 @@ demo: setup ## prefill and decode engines, a router, three questions (BACKEND=cp
 demo-reuse: setup ## one long document, five questions: its KV kept and loaded back, beside computing it (MODEL=folder)
 	@$(BIN)/kvbridge demo reuse $(if $(MODEL),--model $(MODEL))
 
-test: setup ## run the tests (TESTS="tests/unit -x" for a part of them)
-	$(BIN)/pytest $(TESTS)
+test: setup ## run the tests, two at a time (TESTS="tests/unit -x" for a part of them, one at a time)
+	$(BIN)/pytest $(or $(TESTS),$(TWO_AT_A_TIME))
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check

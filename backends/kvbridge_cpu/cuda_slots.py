@@ -14,6 +14,7 @@ import numpy as np
 
 from kvbridge.abc import Move, MoveState, SlotPool
 from kvbridge.errors import ClosedError, ConfigError, SpecMismatchError, TransportError
+from kvbridge.memory.cuda import device_rows
 from kvbridge.memory.slots import slot_regions, slots_bytes
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class CudaSlots(SlotPool):
     def _rows(self, region: Region) -> Any:
         if region.host is not None:
             return self._torch.from_numpy(region.host[: region.nbytes]).view(region.num_blocks, region.page_bytes)
-        return self._torch.as_tensor(_DeviceRows(region), device=region.device)
+        return device_rows(region)
 
     @staticmethod
     def _copy_runs(from_rows: Any, from_ids: NDArray[np.int64], to_rows: Any, to_ids: NDArray[np.int64]) -> None:
@@ -115,19 +116,6 @@ class CudaSlots(SlotPool):
         for start, end in zip(starts, [*starts[1:], len(from_ids)], strict=True):
             begin, into, length = int(from_ids[start]), int(to_ids[start]), end - start
             to_rows[into : into + length].copy_(from_rows[begin : begin + length], non_blocking=True)
-
-
-class _DeviceRows:
-    """A region as torch takes it without a copy: by the CUDA array interface."""
-
-    def __init__(self, region: Region) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (region.num_blocks, region.page_bytes),
-            "strides": (region.block_stride, 1),
-            "typestr": "|u1",
-            "data": (region.address, False),
-            "version": 3,
-        }
 
 
 class _Queued(Move):

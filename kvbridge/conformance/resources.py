@@ -24,7 +24,7 @@ class Resources(msgspec.Struct, frozen=True):
         tasks: Number of threads that the kernel knows, native ones included.
         descriptors: Number of open file descriptors.
         children: Number of child processes.
-        shared: Files in /dev/shm that this user owns.
+        shared: Files in /dev/shm that this user owns, but for those that only other programs have open or mapped.
         files: What is in the folder for temporary files.
         resident: Resident bytes that are not shared.
     """
@@ -116,7 +116,28 @@ def _shared() -> tuple[str, ...]:
                     found.append(path.name)
             except OSError:
                 continue
-    return tuple(sorted(found))
+    return tuple(sorted(set(found) - _of_others(found)))
+
+
+def _of_others(names: Collection[str]) -> set[str]:
+    """Return those of files in /dev/shm that processes hold, but neither this one nor one that came of it."""
+    ours: set[str] = set()
+    theirs: set[str] = set()
+    for process in Path("/proc").iterdir() if names else ():
+        if process.name.isdigit():
+            held = _shared_by(process, names)
+            if held:
+                (ours if _came_of_this_one(int(process.name)) else theirs).update(held)
+    return theirs - ours
+
+
+def _came_of_this_one(pid: int) -> bool:
+    while pid > 1 and pid != os.getpid():
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return pid == os.getpid()
 
 
 def unused(names: Collection[str]) -> set[str]:

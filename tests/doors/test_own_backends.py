@@ -23,6 +23,7 @@ CASES = [
     ("files", "process"),
     ("mooncake", "process"),
     ("mooncake-store", "process"),
+    ("nccl", "process"),
     ("nixl", "process"),
 ]
 

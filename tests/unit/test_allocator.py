@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from kvbridge.errors import CapacityError, KVBridgeError
+from kvbridge.errors import CapacityError, ConfigError, KVBridgeError
 from kvbridge.memory.allocator import ALIGNMENT, Allocator
 
 
@@ -75,8 +75,12 @@ class Pool(RuleBasedStateMachine):
         ranges = sorted((start, start + size) for start, size in self.used.items())
         assert all(end <= after for (_, end), (after, _) in itertools.pairwise(ranges))
         assert all(start % ALIGNMENT == 0 and start >= 0 and end <= self.capacity for start, end in ranges)
-        assert sorted(self.pool._free.items()) == self.holes()
-        assert self.pool._starts == sorted(self.pool._free)
+        holes = self.holes()
+        assert self.pool.holes == len(holes)
+        assert self.pool.largest == max((size for _, size in holes), default=0)
+        assert self.pool._holes == sorted((size, start) for start, size in holes)
+        assert self.pool._sizes == dict(holes)
+        assert self.pool._starts == {start + size: start for start, size in holes}
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):
@@ -88,6 +92,39 @@ class Pool(RuleBasedStateMachine):
 
 Pool.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestPool = Pool.TestCase
+
+
+@pytest.mark.parametrize("alignment", [1, 64, ALIGNMENT, 1 << 21])
+def test_ranges_start_at_multiples_of_the_alignment_and_take_multiples_of_it(alignment: int) -> None:
+    pool = Allocator(10 * alignment + alignment // 2, alignment)
+    assert (pool.capacity, pool.alignment, pool.largest, pool.holes) == (10 * alignment, alignment, 10 * alignment, 1)
+    starts = [pool.allocate(nbytes) for nbytes in (0, 1, alignment, alignment + 1)]
+    assert starts == [0, alignment, 2 * alignment, 3 * alignment]
+    assert pool.used == 5 * alignment
+    pool.release(alignment)
+    assert (pool.holes, pool.largest) == (2, pool.capacity - 5 * alignment)
+    with pytest.raises(CapacityError):
+        pool.allocate(pool.largest + 1)
+    assert pool.allocate(pool.largest) == 5 * alignment
+    assert (pool.holes, pool.largest) == (1, alignment)
+
+
+@pytest.mark.parametrize("alignment", [0, -4096, 3, 4097, 12288])
+def test_an_alignment_that_is_no_power_of_two_is_refused(alignment: int) -> None:
+    with pytest.raises(ConfigError, match=f"{alignment} bytes, expected a power of two"):
+        Allocator(1 << 20, alignment)
+
+
+def test_fits_says_whether_there_would_be_room() -> None:
+    pool = Allocator(2 * ALIGNMENT)
+    assert pool.fits(0)
+    assert pool.fits(2 * ALIGNMENT)
+    assert not pool.fits(2 * ALIGNMENT + 1)
+    pool.allocate(ALIGNMENT + 1)
+    assert not pool.fits(0)
+    with pytest.raises(CapacityError):
+        pool.allocate(0)
+    assert (pool.largest, pool.holes) == (0, 0)
 
 
 def test_a_refusal_says_what_was_found_and_what_to_do() -> None:

@@ -1,4 +1,4 @@
-"""The same on engines whose KV moves by Mooncake: from cache to cache, and by way of its store."""
+"""The same on engines whose KV moves by Mooncake, from cache to cache and by way of its store, and by gloo."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvbridge_vllm.launch import EngineSpec
 from tests.plugins.engines import (
     DEV_MODE,
     ENGINE_ARGS,
+    PREFILL_PARAMS,
     counter,
     decode,
     eventually,
@@ -38,7 +39,7 @@ def services() -> Iterator[Services]:
     made.stop()
 
 
-@pytest.fixture(scope="module", params=["mooncake", "mooncake-store"])
+@pytest.fixture(scope="module", params=["mooncake", "mooncake-store", "nccl"])
 def pair(
     request: pytest.FixtureRequest, folder: Path, checkpoint: Path, services: Services
 ) -> Iterator[tuple[Engine, Engine]]:
@@ -71,6 +72,16 @@ def test_what_was_prefilled_elsewhere_is_decoded_alike(
     loads = counter(consumer, "loads")
     assert decode(consumer, tokens, prefill(producer, tokens)) == plain(oracle, tokens)
     assert eventually(lambda: counter(consumer, "loads") == loads + 1)
+
+
+def test_a_prefill_engine_may_generate_more_than_one_token(pair: tuple[Engine, Engine], oracle: Engine) -> None:
+    producer, consumer = pair
+    tokens = prompt(100, seed=925)
+    loads = counter(consumer, "loads")
+    answer = producer.complete(tokens, max_tokens=3, kv_transfer_params=PREFILL_PARAMS)
+    assert decode(consumer, tokens, answer["kv_transfer_params"]) == plain(oracle, tokens)
+    assert eventually(lambda: counter(consumer, "loads") == loads + 1)
+    assert producer.healthy()
 
 
 def test_params_of_another_prompt_are_of_no_use(pair: tuple[Engine, Engine], oracle: Engine) -> None:

@@ -1,0 +1,223 @@
+"""The producer's side: a thread for each group sends chunk after chunk of what its consumer accepted."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from kvbridge.abc import Move, MoveState
+from kvbridge.errors import ClosedError, KVBridgeError, PeerLostError
+from kvbridge.threads import Loop
+from kvbridge.transfer import cancelled
+from kvbridge_nccl import library
+from kvbridge_nccl.chunks import cut, less
+from kvbridge_nccl.header import DATA, Header
+from kvbridge_nccl.staging import Staging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvbridge.memory import Payload
+    from kvbridge_nccl.card import Wanted
+    from kvbridge_nccl.options import NcclOptions
+
+POLL = 0.25
+"""Seconds between two looks of a thread that has nothing to send."""
+
+
+class Sending(Move):
+    """A value on its way to one consumer.
+
+    Args:
+        payload: The value.
+        wanted: What the consumer said.
+        drop: Called once with this move when it ends early.
+    """
+
+    def __init__(self, payload: Payload, wanted: Wanted, drop: Callable[[Sending], None]) -> None:
+        self.number = wanted.number
+        self._chunks = cut(less(payload, wanted.skip), wanted.chunk)
+        self._cuda = wanted.cuda
+        self._drop = drop
+        self._use = threading.Lock()
+        self._ended = False
+        self._error: KVBridgeError | None = None
+
+    def step(self) -> MoveState:
+        """Look whether it was sent."""
+        with self._use:
+            if not self._ended:
+                return MoveState.WAIT
+            if self._error is not None:
+                raise self._error
+            return MoveState.DONE
+
+    def abort(self) -> None:
+        """End it: from here on nothing of the payload is read. What is in a buffer of the library may still be sent."""
+        self.end(cancelled("sending the value"))
+        self._drop(self)
+
+    def end(self, error: KVBridgeError | None) -> None:
+        """Take note that all was sent, or that nothing more will be. Idempotent. Any thread."""
+        with self._use:
+            if not self._ended:
+                self._ended, self._error = True, error
+                self._chunks = iter(())
+
+    # -- for the group's thread -------------------------------------------------------------------------------
+
+    def gather(self, staging: Staging) -> tuple[Any, bool] | None:
+        """Copy the next chunk to where it is sent from.
+
+        Returns:
+            The buffer that it is in, and whether it is the last one; None when the move has ended.
+        """
+        with self._use:
+            if self._ended:
+                return None
+            chunk, last = next(self._chunks)
+            staging.fit(chunk.nbytes)
+            chunk.gather(staging)
+            if chunk.device == "cpu" or self._cuda:
+                return staging.view(chunk.nbytes, chunk.device), last
+            staging.to_host(chunk.nbytes, chunk.device)
+            return staging.view(chunk.nbytes), last
+
+
+class Sender:
+    """One group, and the values that are sent over it, in order.
+
+    Args:
+        wanted: Where its consumer is.
+        peer: The consumer's name.
+        options: The backend's.
+    """
+
+    def __init__(self, wanted: Wanted, peer: str, options: NcclOptions) -> None:
+        self._wanted = wanted
+        self._options = options
+        self._changed = threading.Condition()
+        self._queue: deque[Sending] = deque()
+        self._group: library.Group | None = None
+        self._staging: tuple[Staging, Staging] | None = None
+        self._ended: KVBridgeError | None = None
+        self._leaving = False
+        self._loop = Loop(f"nccl-send-{peer}", self._step, self._wake, self._give_back)
+
+    def send(self, payload: Payload, wanted: Wanted) -> Sending:
+        """Send a value when its turn has come.
+
+        Raises:
+            PeerLostError: The group has ended.
+        """
+        move = Sending(payload, wanted, self._drop)
+        with self._changed:
+            if self._ended is not None:
+                raise PeerLostError(f"the group with the consumer has ended: {self._ended}") from self._ended
+            self._queue.append(move)
+            self._changed.notify()
+        return move
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self._wanted.group
+
+    @property
+    def over(self) -> bool:
+        """Whether its thread has ended."""
+        return self._loop.stop(0) if self._ended is not None else False
+
+    def leave(self) -> None:
+        """End the group when nothing is left to send."""
+        with self._changed:
+            self._leaving = True
+            self._changed.notify()
+
+    def close(self, timeout: float) -> bool:
+        """End the group now. Idempotent. Returns whether its thread has ended."""
+        self._end(ClosedError("the backend was closed"))
+        return self._loop.stop(timeout)
+
+    # -- the thread -------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._leaving or self._ended is not None, POLL)
+            move = self._queue[0] if self._queue else None
+            leaves = self._leaving and move is None
+        if self._ended is not None:
+            self._loop.stop(0)
+        elif leaves:
+            self._end(PeerLostError("the consumer has gone"))
+        elif move is not None:
+            try:
+                self._send(move)
+            except KVBridgeError as error:
+                self._end(error)
+
+    def _send(self, move: Sending) -> None:
+        group, buffers = self._joined()
+        flying: list[list[tuple[Any, Any]]] = [[], []]
+        for turn in itertools.cycle((0, 1)):  # one is filled while the other one travels
+            _await(group, flying[turn])
+            found = move.gather(buffers[turn])
+            if found is None:
+                break
+            tensor, last = found
+            header = Header(move.number, int(tensor.numel()), last, nccl=bool(tensor.is_cuda))
+            flying[turn].append(header.send(group))
+            if header.nbytes:
+                flying[turn].append((group.send(tensor, DATA), tensor))
+            if last:
+                break
+        for works in flying:
+            _await(group, works)
+        self._drop(move)
+        move.end(None)
+
+    def _joined(self) -> tuple[library.Group, tuple[Staging, Staging]]:
+        if self._group is None or self._staging is None:
+            wanted, options = self._wanted, self._options
+            store = library.join_store(wanted.host, wanted.port, options.connect_timeout)
+            library.called("telling the consumer", lambda: store.set(f"{wanted.group}/ready", "1"))
+            self._staging = (Staging(wanted.chunk), Staging(wanted.chunk))
+            self._group = library.Group(
+                store, wanted.group, 0, options.host, options.connect_timeout, options.stall_timeout
+            )
+        return self._group, self._staging
+
+    # -- any thread -------------------------------------------------------------------------------------------
+
+    def _end(self, error: KVBridgeError) -> None:
+        with self._changed:
+            if self._ended is not None:
+                return
+            self._ended = error
+            moves, group = list(self._queue), self._group
+            self._queue.clear()
+            self._changed.notify()
+        for move in moves:
+            move.end(error)
+        if group is not None:
+            group.end()
+
+    def _drop(self, move: Sending) -> None:
+        with self._changed:
+            if move in self._queue:
+                self._queue.remove(move)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _give_back(self) -> None:
+        self._group, self._staging = None, None
+
+
+def _await(group: library.Group, works: list[tuple[Any, Any]]) -> None:
+    for work, _ in works:
+        group.wait(work)
+    works.clear()
