@@ -13,6 +13,7 @@ from kvbridge.errors import BackendUnavailableError, KVBridgeError, TransportErr
 from kvbridge.machine import has_gpu, host_identity
 from kvbridge_nccl import library
 from kvbridge_nccl.card import MAX_CHUNK, Card, decode_card, decode_wanted
+from kvbridge_nccl.chunks import largest
 from kvbridge_nccl.options import NcclOptions
 from kvbridge_nccl.receiving import Receiver
 from kvbridge_nccl.sending import Sender
@@ -105,7 +106,7 @@ class NcclBackend(Transport[NcclOptions]):
         receiver = self._receivers.get(link)
         landing = receiver.receive(out, skip) if receiver is not None else None
         if landing is None:
-            receiver = self._receiver(link)
+            receiver = self._receiver(link, largest(out))
             landing = receiver.receive(out, skip)
         if landing is None:
             raise TransportError("the group with the producer ended while it was made")
@@ -139,11 +140,11 @@ class NcclBackend(Transport[NcclOptions]):
         for one in ending:
             one.close(CLOSE_TIMEOUT)
 
-    def _receiver(self, link: Link) -> Receiver:
+    def _receiver(self, link: Link, least: int) -> Receiver:
         new = link not in self._receivers
         if not new:
             self._retire(self._receivers[link])
-        receiver = self._receivers[link] = Receiver(self.options, link.peer.name)
+        receiver = self._receivers[link] = Receiver(self.options, link.peer.name, least)
         if new:
             link.on_down(lambda _: self._left(link))
         return receiver

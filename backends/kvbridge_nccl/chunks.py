@@ -49,6 +49,11 @@ def less(payload: Payload, skip: int) -> Payload:
     return Pages(payload.regions, tuple(ids[skip:] for ids in payload.block_ids))
 
 
+def largest(payload: Payload) -> int:
+    """Return the bytes of what is never cut: a page."""
+    return max(payload.spec.page_bytes, default=0) if isinstance(payload, Pages) else 0
+
+
 def cut(payload: Payload, most: int) -> Iterator[tuple[Chunk | cuda.CudaChunk, bool]]:
     """Cut a value into chunks of at most `most` bytes, or one page. There is at least one, perhaps of no bytes.
 

@@ -56,7 +56,7 @@ class CudaChunk:
 
     def _copy(self, staging: Staging, *, out: bool) -> None:
         torch = library.load()
-        buffer = staging.view(self.nbytes, self.device)
+        buffer = staging.on(self.device, self.nbytes)
         stream = torch.cuda.Stream(device=self.device)
         with torch.cuda.device(self.device):
             stream.wait_stream(torch.cuda.default_stream())

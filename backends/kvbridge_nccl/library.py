@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TAG = 0
+"""Of all messages: they come in the order in which they were sent."""
+
 
 def missing() -> str:
     """Say what is missing; nothing where all is there. Loads nothing."""
@@ -114,8 +117,8 @@ def join_store(host: str, port: int, timeout: float) -> Any:
 class Group:
     """Two processes. The producer is rank 0. Made by both at one time; that blocks.
 
-    Messages of 32 bytes and chunks in host memory go over gloo, chunks in GPU memory over NCCL. What one side sends the
-    other receives, in the same order. One thread uses it; `end` is for any.
+    What is in host memory goes over gloo, what is in GPU memory over NCCL. What one side sends the other receives, in
+    the same order. One thread uses it; `end` is for any.
 
     Args:
         store: Where the two find each other.
@@ -150,13 +153,13 @@ class Group:
         )
         self._nccl: Any = None
 
-    def send(self, tensor: Any, tag: int) -> Any:
+    def send(self, tensor: Any) -> Any:
         """Begin to send; returns what `wait` takes. The tensor stays as it is until then."""
-        return called("sending", lambda: self._of(tensor).send([tensor], 1 - self._rank, tag))
+        return called("sending", lambda: self._of(tensor).send([tensor], 1 - self._rank, TAG))
 
-    def receive(self, tensor: Any, tag: int) -> Any:
-        """Begin to receive; returns what `wait` takes."""
-        return called("receiving", lambda: self._of(tensor).recv([tensor], 1 - self._rank, tag))
+    def receive(self, tensor: Any) -> Any:
+        """Begin to receive; returns what `wait` takes. Over gloo, what comes may be shorter."""
+        return called("receiving", lambda: self._of(tensor).recv([tensor], 1 - self._rank, TAG))
 
     def wait(self, work: Any) -> None:
         """Wait until something was sent or received. A failure ends the group.
@@ -173,7 +176,7 @@ class Group:
         """
         with contextlib.suppress(RuntimeError, ValueError):
             scrap = self._torch.empty(1, dtype=self._torch.uint8)
-            self._gloo.recv([scrap], 1 - self._rank, 99).wait(timedelta(milliseconds=1))
+            self._gloo.recv([scrap], 1 - self._rank, TAG + 1).wait(timedelta(milliseconds=1))
         if self._nccl is not None:
             with contextlib.suppress(RuntimeError):
                 self._nccl.abort()

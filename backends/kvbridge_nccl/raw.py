@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SIZE, DATA, ACK = 0, 1, 2
-"""Tags."""
-
 PATIENCE = 600.0
 """Seconds that one side waits for the other's next transfer."""
 
@@ -61,9 +58,9 @@ class RawNccl(Raw):
         size = self._torch.tensor([nbytes])
         ack = self._torch.zeros(1, dtype=self._torch.int64)
         works = [
-            self._group.send(size, SIZE),
-            self._group.send(self._memory[:nbytes], DATA),
-            self._group.receive(ack, ACK),
+            self._group.send(size),
+            self._group.send(self._memory[:nbytes]),
+            self._group.receive(ack),
         ]
         for work in works:
             self._group.wait(work)
@@ -85,9 +82,9 @@ class RawNccl(Raw):
         group = self._group
         size = self._torch.zeros(1, dtype=self._torch.int64)
         try:
-            group.wait(group.receive(size, SIZE))
-            group.wait(group.receive(self._memory[: int(size[0])], DATA))
-            group.wait(group.send(size, ACK))
+            group.wait(group.receive(size))
+            group.wait(group.receive(self._memory[: int(size[0])]))
+            group.wait(group.send(size))
         except KVBridgeError:  # the other side has ended
             if self._loop is not None:
                 self._loop.stop(0)

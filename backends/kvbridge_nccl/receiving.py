@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc import Landing, MoveState
 from kvbridge.errors import ClosedError, KVBridgeError, PeerLostError, ProtocolError
-from kvbridge.memory import Pages
 from kvbridge.threads import Loop
 from kvbridge.transfer import cancelled
 from kvbridge_nccl import library
 from kvbridge_nccl.card import Wanted
-from kvbridge_nccl.chunks import cut
+from kvbridge_nccl.chunks import cut, largest
 from kvbridge_nccl.cuda import is_cuda
-from kvbridge_nccl.header import DATA, Expected
 from kvbridge_nccl.staging import Staging
 
 if TYPE_CHECKING:
     from kvbridge.memory import Payload
-    from kvbridge_nccl.header import Header
     from kvbridge_nccl.options import NcclOptions
+    from kvbridge_nccl.staging import Header
+
+BUFFERS = 3
+"""Chunks that may have come and not be in their place yet."""
 
 READY_POLL = 0.001
 """Seconds between two looks whether the producer has come."""
@@ -98,12 +99,13 @@ class Receiver:
     Args:
         options: The backend's.
         peer: The producer's name.
+        least: Bytes that a chunk has to have at least.
     """
 
-    def __init__(self, options: NcclOptions, peer: str) -> None:
+    def __init__(self, options: NcclOptions, peer: str, least: int) -> None:
         self._options = options
         self._name = secrets.token_hex(16)
-        self._chunk = options.chunk_bytes()
+        self._chunk = max(options.chunk_bytes(), least)
         self._store: Any
         self._store, self._port = library.make_store(options.host, options.connect_timeout)
         self._changed = threading.Condition()
@@ -111,18 +113,17 @@ class Receiver:
         self._count = 0
         self._used = time.monotonic()
         self._group: library.Group | None = None
-        self._expected: Expected | None = None
-        self._staging: tuple[Staging, Staging] | None = None
-        self._most = self._chunk
+        self._posted: deque[tuple[Staging, Any]] = deque()
+        self._listening = False
         self._device = "cpu"
         self._leaving = False
         self._ended: KVBridgeError | None = None
         self._loop = Loop(f"nccl-receive-{peer}", self._step, self._wake, self._give_back)
 
     def receive(self, out: Payload, skip: int) -> Receiving | None:
-        """Wait for a value. Returns None if the group has ended."""
+        """Wait for a value. Returns None if the group has ended, or its chunks are too small."""
         with self._changed:
-            if self._ended is not None:
+            if self._ended is not None or largest(out) > self._chunk:
                 return None
             self._count += 1
             landing = Receiving(self, self._count, out, self._chunk)
@@ -131,8 +132,6 @@ class Receiver:
             ).encode()
             if is_cuda(out):
                 self._device = str(out.device)
-            if isinstance(out, Pages):  # a page is never cut
-                self._most = max(self._most, *out.spec.page_bytes, 0)
             self._pending[landing.number] = landing
             self._changed.notify()
             return landing
@@ -142,7 +141,7 @@ class Receiver:
         with self._changed:
             self._pending.pop(landing.number, None)
             alone = not self._pending
-        if alone and (self._expected is not None or self._leaving):
+        if alone and (self._listening or self._leaving):
             self._end(cancelled("the transfer"))
 
     def leave(self) -> None:
@@ -177,38 +176,29 @@ class Receiver:
             except KVBridgeError as error:
                 self._end(error)
             self._used = time.monotonic()
-        elif time.monotonic() - self._used > self._options.idle:
+        elif self._leaving or time.monotonic() - self._used > self._options.idle:
             self._end(cancelled("waiting for values"))
 
     def _receive(self) -> None:
-        """Receive until nothing is waited for. A chunk is put in its place while the next one travels."""
-        group, buffers = self._joined()
-        landed: tuple[Staging, Header] | None = None
-        for buffer in itertools.cycle(buffers):
-            expected = self._expect(group)
-            if expected is None:
-                break
-            header = expected.wait(self._most)
+        """Receive while something is waited for. While one chunk is put in its place, the next ones may come."""
+        if not self._waits():
+            return
+        group = self._joined()
+        while self._waits():
+            buffer, work = self._posted.popleft()
+            group.wait(work)
             with self._changed:
-                self._expected = None
-            buffer.fit(header.nbytes)
-            tensor = buffer.view(header.nbytes, self._device if header.nccl else "cpu")
-            work = group.receive(tensor, DATA) if header.nbytes else None
-            if landed is not None:
-                self._place(*landed)
-            if work is not None:
-                group.wait(work)
-            landed = buffer, header
-            if header.last:
-                self._place(*landed)
-                landed = None
+                self._listening = False
+            header = buffer.read()
+            if header.nccl and header.nbytes:
+                group.wait(group.receive(buffer.on(self._device, header.nbytes)))
+            self._place(buffer, header)
+            self._posted.append((buffer, group.receive(buffer.whole())))
 
-    def _expect(self, group: library.Group) -> Expected | None:
+    def _waits(self) -> bool:
         with self._changed:
-            if not self._pending or self._ended is not None:
-                return None
-            self._expected = Expected(group)
-            return self._expected
+            self._listening = bool(self._pending) and self._ended is None
+            return self._listening
 
     def _place(self, buffer: Staging, header: Header) -> None:
         with self._changed:
@@ -221,8 +211,8 @@ class Receiver:
             with self._changed:
                 self._pending.pop(header.number, None)
 
-    def _joined(self) -> tuple[library.Group, tuple[Staging, Staging]]:
-        if self._group is None or self._staging is None:
+    def _joined(self) -> library.Group:
+        if self._group is None:
             deadline = time.monotonic() + self._options.connect_timeout
             while not library.called("looking for the producer", lambda: self._store.check([f"{self._name}/ready"])):
                 if self._ended is not None or not self._pending:
@@ -233,12 +223,14 @@ class Receiver:
                         f"{self._options.connect_timeout:g} s: is options.host an address that it reaches?"
                     )
                 time.sleep(READY_POLL)
-            self._staging = (Staging(self._chunk), Staging(self._chunk))
+            buffers = [Staging(self._chunk) for _ in range(BUFFERS)]
             options = self._options
-            self._group = library.Group(
+            group = library.Group(
                 self._store, self._name, 1, options.host, options.connect_timeout, options.stall_timeout
             )
-        return self._group, self._staging
+            self._posted.extend((buffer, group.receive(buffer.whole())) for buffer in buffers)
+            self._group = group
+        return self._group
 
     # -- any thread -------------------------------------------------------------------------------------------
 
@@ -260,4 +252,5 @@ class Receiver:
             self._changed.notify()
 
     def _give_back(self) -> None:
-        self._group, self._expected, self._staging, self._store = None, None, None, None
+        self._group, self._store = None, None
+        self._posted.clear()

@@ -13,8 +13,7 @@ from kvbridge.threads import Loop
 from kvbridge.transfer import cancelled
 from kvbridge_nccl import library
 from kvbridge_nccl.chunks import cut, less
-from kvbridge_nccl.header import DATA, Header
-from kvbridge_nccl.staging import Staging
+from kvbridge_nccl.staging import Header, Staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from kvbridge.memory import Payload
     from kvbridge_nccl.card import Wanted
     from kvbridge_nccl.options import NcclOptions
+
+BUFFERS = 2
+"""Chunks that may be on their way."""
 
 POLL = 0.25
 """Seconds between two looks of a thread that has nothing to send."""
@@ -68,22 +70,24 @@ class Sending(Move):
 
     # -- for the group's thread -------------------------------------------------------------------------------
 
-    def gather(self, staging: Staging) -> tuple[Any, bool] | None:
-        """Copy the next chunk to where it is sent from.
+    def gather(self, staging: Staging) -> tuple[Header, str] | None:
+        """Copy the next chunk to where it is sent from, and write its header.
 
         Returns:
-            The buffer that it is in, and whether it is the last one; None when the move has ended.
+            The header, and the device of the buffer that the chunk is in; None when the move has ended.
         """
         with self._use:
             if self._ended:
                 return None
             chunk, last = next(self._chunks)
-            staging.fit(chunk.nbytes)
             chunk.gather(staging)
-            if chunk.device == "cpu" or self._cuda:
-                return staging.view(chunk.nbytes, chunk.device), last
-            staging.to_host(chunk.nbytes, chunk.device)
-            return staging.view(chunk.nbytes), last
+            device = chunk.device
+            if device != "cpu" and not self._cuda:
+                staging.to_host(chunk.nbytes, device)
+                device = "cpu"
+            header = Header(self.number, chunk.nbytes, last, device != "cpu")
+            staging.write(header)
+            return header, device
 
 
 class Sender:
@@ -101,7 +105,7 @@ class Sender:
         self._changed = threading.Condition()
         self._queue: deque[Sending] = deque()
         self._group: library.Group | None = None
-        self._staging: tuple[Staging, Staging] | None = None
+        self._staging: list[Staging] | None = None
         self._ended: KVBridgeError | None = None
         self._leaving = False
         self._loop = Loop(f"nccl-send-{peer}", self._step, self._wake, self._give_back)
@@ -160,30 +164,29 @@ class Sender:
 
     def _send(self, move: Sending) -> None:
         group, buffers = self._joined()
-        flying: list[list[tuple[Any, Any]]] = [[], []]
-        for turn in itertools.cycle((0, 1)):  # one is filled while the other one travels
-            _await(group, flying[turn])
-            found = move.gather(buffers[turn])
+        flying: list[list[Any]] = [[] for _ in buffers]
+        for buffer, works in itertools.cycle(zip(buffers, flying, strict=True)):  # one is filled while others travel
+            _await(group, works)
+            found = move.gather(buffer)
             if found is None:
                 break
-            tensor, last = found
-            header = Header(move.number, int(tensor.numel()), last, nccl=bool(tensor.is_cuda))
-            flying[turn].append(header.send(group))
-            if header.nbytes:
-                flying[turn].append((group.send(tensor, DATA), tensor))
-            if last:
+            header, device = found
+            works.append(group.send(buffer.message(0 if header.nccl else header.nbytes)))
+            if header.nccl and header.nbytes:
+                works.append(group.send(buffer.on(device, header.nbytes)))
+            if header.last:
                 break
         for works in flying:
             _await(group, works)
         self._drop(move)
         move.end(None)
 
-    def _joined(self) -> tuple[library.Group, tuple[Staging, Staging]]:
+    def _joined(self) -> tuple[library.Group, list[Staging]]:
         if self._group is None or self._staging is None:
             wanted, options = self._wanted, self._options
             store = library.join_store(wanted.host, wanted.port, options.connect_timeout)
             library.called("telling the consumer", lambda: store.set(f"{wanted.group}/ready", "1"))
-            self._staging = (Staging(wanted.chunk), Staging(wanted.chunk))
+            self._staging = [Staging(wanted.chunk) for _ in range(BUFFERS)]
             self._group = library.Group(
                 store, wanted.group, 0, options.host, options.connect_timeout, options.stall_timeout
             )
@@ -217,7 +220,7 @@ class Sender:
         self._group, self._staging = None, None
 
 
-def _await(group: library.Group, works: list[tuple[Any, Any]]) -> None:
-    for work, _ in works:
+def _await(group: library.Group, works: list[Any]) -> None:
+    for work in works:
         group.wait(work)
     works.clear()

@@ -1,4 +1,4 @@
-"""What was wrong with vLLM's P2pNcclConnector, one by one. The numbers are those of docs/nccl.md.
+"""What was wrong with vLLM's P2pNcclConnector, one by one. The numbers are those of its README.
 
 Of engines rather than of the backend: 1 (ids that the engine makes up) and 11 (a prefill engine that generates two
 tokens) are in tests/plugins/test_other_backends.py, 14 (membership by address) in tests/plugins/test_binding.py, where
@@ -17,7 +17,7 @@ from kvbridge.conformance.checks import eventually
 from kvbridge.conformance.resources import growth, resources
 from kvbridge.conformance.values import Geometry, PagesValue
 from kvbridge.errors import CapacityError
-from kvbridge_nccl.staging import Staging
+from kvbridge_nccl import staging
 from tests.nccl.values import LARGE, MIB, SMALL, SOON, TINY, TINY_BYTES
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def test_3_and_4_a_receiver_without_memory_fails_the_transfer_and_lives(
 ) -> None:
     producer, consumer = node({"chunk": 1000}), node({"chunk": 1000})
 
-    def full(self: Staging, nbytes: int) -> None:
+    def full(nbytes: int) -> None:
         raise CapacityError(f"there are no {nbytes} bytes of memory for a chunk: a test took them")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Staging, "fit", full)
+        patch.setattr(staging, "_host", full)
         producer.begin_insert("k", "k", SMALL)
         consumer.begin("f", "drop_select", Key("k", *producer.where()), SMALL)
         assert consumer.await_over("f", SOON), "it succeeded with bytes that it never got"

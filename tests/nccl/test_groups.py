@@ -80,7 +80,7 @@ def test_who_gives_up_before_anything_came_ends_the_group_and_not_the_peer(
         patch.setattr(producer.backend, "send", lambda *_: Silent())
         producer.begin_insert("b", "b", LARGE)
         consumer.begin("b", "select", Key("b", *producer.where()), LARGE)
-        eventually(lambda: first._expected, SOON, lambda: "it waits for nothing")
+        eventually(lambda: first._listening, SOON, lambda: "it waits for nothing")
         consumer.cancel("b")
         assert consumer.await_over("b") == "cancelled"
         eventually(lambda: first.over, SOON, lambda: "the group waits on")
