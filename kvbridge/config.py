@@ -9,9 +9,10 @@ import difflib
 import re
 from decimal import Decimal
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from kvbridge.errors import ConfigError
 
@@ -75,6 +76,23 @@ LOWER_TIERS = ("exclusive", "timeout", "failures", "retry")
 """Options of the tiers below it only."""
 
 
+Address = Annotated[str, Meta(pattern=r"^[^\s/]{1,255}:[0-9]{1,5}$")]
+
+
+class DiscoveryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How an engine makes itself known to vllm-router.
+
+    Attributes:
+        router: `host:port` that the router has as `--vllm-discovery-address`.
+        http: `host:port` at which the router reaches this engine's HTTP server.
+        role: `"prefill"` or `"decode"`; what `kv_role` says by default.
+    """
+
+    router: Address
+    http: Address
+    role: Literal["", "prefill", "decode"] = ""
+
+
 class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`kv_connector_extra_config` of the vLLM connector.
 
@@ -93,6 +111,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             at once. Raise it where more threads spin than there are cores.
         secret_file: File with a secret that all engines share, for this user's eyes only: who does not know it cannot
             connect, and the control plane is encrypted. Both sides need one, or neither.
+        discovery: Where a router listens for engines that make themselves known; by default they do not.
         model_id: Name of the model for the check of two engines against each other; the model path by default.
             Set it where the same model lies under two paths.
     """
@@ -108,6 +127,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     transfer_timeout: float = 30.0
     peer_timeout: float = 6.0
     secret_file: str = ""
+    discovery: DiscoveryConfig | None = None
     model_id: str = ""
 
     def backends(self) -> list[tuple[str, HandoffConfig | TierConfig]]:

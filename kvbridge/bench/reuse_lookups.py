@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import time
 import tracemalloc
@@ -13,11 +14,16 @@ from rich.table import Table
 
 from kvbridge.bench.reuse import Part, Rows, spread
 from kvbridge.policies import create_policy, list_policies
+from kvbridge.reuse.common import CommonSlots
 from kvbridge.reuse.keys import KEY_BYTES, block_keys, namespace
 from kvbridge.reuse.own_catalog import OwnCatalog
+from kvbridge.reuse.processes import this_process
+from kvbridge.reuse.shared_catalog import SharedCatalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from kvbridge.reuse.catalog import Catalog
 
 HELD = (1_000, 1_000_000)
 """Keys in the catalog."""
@@ -34,6 +40,9 @@ HASH_BYTES = 32
 MAKING = "making keys"
 """What stands in the place of a policy where keys are made and nothing is looked up."""
 
+
+SHARED = "shared"
+"""Likewise where the catalog is shared by the engines of a host: it has a policy of its own."""
 
 FOUND = "only found"
 """Likewise where keys are looked up and not pinned, which has nothing to do with the policy."""
@@ -54,6 +63,8 @@ class Lookups(Part):
         "time for leading, pin and unpin of all of them, over their number, the calls' own cost included; median of "
         f"rounds of {SAMPLE:,} keys, and the lowest … highest. {FOUND}: leading alone, which is what it costs to "
         "know how much of a prompt is kept. "
+        f"{SHARED}: the catalog that engines of a host share, lru, which takes a lock to pin; memory: this process's "
+        "copy, without the table in shared memory. "
         f"{MAKING}: block_keys from hashes of {HASH_BYTES} bytes, likewise. Memory: bytes that Python allocated for a "
         f"catalog that is full, by tracemalloc, over its keys; the keys themselves, of {KEY_BYTES} bytes and an object "
         "each, are part of it."
@@ -62,7 +73,7 @@ class Lookups(Part):
     def __init__(self, rounds: int, held: Sequence[int] = HELD, policies: Sequence[str] = ()) -> None:
         self._rounds = rounds
         self._held = held
-        self._policies = list(policies) or list_policies()
+        self._policies = list(policies) or [*list_policies(), SHARED]
 
     def measure(self, tell: Callable[[str], None]) -> Rows:
         """Measure one policy after the other, each in interleaved rounds."""
@@ -101,7 +112,7 @@ class Lookups(Part):
         return found
 
     def _policy(self, name: str, tell: Callable[[str], None]) -> Rows:
-        catalogs: list[tuple[OwnCatalog, list[bytes]]] = []
+        catalogs: list[tuple[Catalog, list[bytes]]] = []
         rows: Rows = []
         for number, held in enumerate(self._held):
             tell(f"lookups: {held:,} keys, {name}")
@@ -116,10 +127,12 @@ class Lookups(Part):
                 for asked, seconds in row["seconds_per_key"].items():
                     tell(f"lookups: round {seed + 1} of {self._rounds}, {name}")
                     seconds.append(_look_up(catalog, keys, int(asked), seed, pins=row["policy"] != FOUND))
+        for catalog, _ in catalogs:
+            catalog.close()
         return rows
 
 
-def _look_up(catalog: OwnCatalog, keys: list[bytes], asked: int, seed: int, *, pins: bool) -> float:
+def _look_up(catalog: Catalog, keys: list[bytes], asked: int, seed: int, *, pins: bool) -> float:
     """Ask for random prefixes; return seconds a key."""
     count = max(1, SAMPLE // asked)
     starts = np.random.default_rng(seed).integers(0, len(keys) - asked + 1, count).tolist()
@@ -132,19 +145,26 @@ def _look_up(catalog: OwnCatalog, keys: list[bytes], asked: int, seed: int, *, p
     return (time.thread_time() - started) / (count * asked)
 
 
-def _full(policy: str, held: int, seed: int) -> tuple[OwnCatalog, int]:
+def _full(policy: str, held: int, seed: int) -> tuple[Catalog, int]:
     """Fill a catalog; return what Python allocated for it."""
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        catalog = OwnCatalog(held, create_policy(policy, held))
+        catalog = _shared(held) if policy == SHARED else OwnCatalog(held, create_policy(policy, held))
         catalog.publish(catalog.reserve(_names(seed, held, KEY_BYTES)))
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     return catalog, after - before
+
+
+def _shared(held: int) -> SharedCatalog:
+    """Make a catalog that other processes could share."""
+    catalog = SharedCatalog(CommonSlots(f"kvbridge bench {os.getpid()}", [8], held, ranks=1))
+    catalog.joined([this_process()])
+    return catalog
 
 
 def _names(seed: int, count: int, nbytes: int) -> list[bytes]:

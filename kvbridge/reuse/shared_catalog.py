@@ -14,8 +14,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvbridge.errors import BusyError
 from kvbridge.reuse.catalog import Catalog, Place
 from kvbridge.reuse.processes import lives, this_process
@@ -62,6 +60,7 @@ class SharedCatalog(Catalog):
         self._at: dict[int, bytes] = {}
         self._lost: list[bytes] = []
         self._late: list[Callable[[], object]] = []
+        self._pinned = 0
         self._seen = 0
         self._swept = 0.0
         self._me = self._enter()
@@ -81,13 +80,14 @@ class SharedCatalog(Catalog):
 
     @property
     def used(self) -> int:
-        """Slots that are not empty, whoever uses them."""
-        return int(np.count_nonzero(self._table.state != EMPTY))
+        """Slots that are not empty, whoever uses them, as far as this process knows."""
+        self._refresh()
+        return len(self._at)
 
     @property
     def pinned(self) -> int:
         """Pins of this process."""
-        return int(self._table.pins[self._me].sum())
+        return self._pinned
 
     @property
     def filling(self) -> int:
@@ -121,6 +121,7 @@ class SharedCatalog(Catalog):
                     slot = self._full.get(key, -1)
                     if slot >= 0 and self._table.has(slot, key, FULL):
                         self._table.pins[self._me, slot] += 1
+                        self._pinned += 1
                         places.append(Place(key, slot))
         except BusyError:
             self.counters["busy"] += 1
@@ -132,6 +133,7 @@ class SharedCatalog(Catalog):
         for _, slot in places:
             if pins[slot]:
                 pins[slot] -= 1
+                self._pinned -= 1
 
     def reserve(self, keys: Iterable[bytes]) -> list[Place]:
         """Find slots for those keys that are neither here nor on their way, for whichever engine."""
@@ -199,6 +201,7 @@ class SharedCatalog(Catalog):
         """Leave. Slots that are still being filled come free when this engine's processes have ended. Idempotent."""
         if self._lock >= 0:
             self._table.pins[self._me] = 0
+            self._pinned = 0
             os.close(self._lock)
             self._lock = -1
             self._common.close()

@@ -258,8 +258,8 @@ class KVBridgeConnector(KVConnectorBase_V1):
         """Release everything. Idempotent, bounded."""
         if self._worker is not None:
             self._worker.close()
-        if self._scheduler is not None and self._scheduler.reuse is not None:
-            self._scheduler.reuse.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVBridgeStats:

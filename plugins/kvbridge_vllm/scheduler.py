@@ -8,6 +8,7 @@ from vllm.v1.request import RequestStatus
 
 from kvbridge.connector.handoff_scheduler import HandoffScheduler, HandoffSettings
 from kvbridge.connector.plan import Plan
+from kvbridge_vllm.discovery import Discovery, role_of
 from kvbridge_vllm.layout import refuse_unsupported
 from kvbridge_vllm.metrics import Differences, KVBridgeStats
 from kvbridge_vllm.requests import view
@@ -41,6 +42,7 @@ class SchedulerSide:
         self._handed: set[str] = set()
         self.handoff: HandoffScheduler | None = None
         self.reuse: ReuseSide | None = None
+        self._discovery: Discovery | None = None
         if config.handoff is not None:
             self.handoff = HandoffScheduler(
                 HandoffSettings(
@@ -54,6 +56,15 @@ class SchedulerSide:
             )
         if config.reuse:
             self.reuse = ReuseSide(config, vllm_config, kv_cache_config)
+        if config.discovery is not None:
+            self._discovery = Discovery(config.discovery, role_of(config.discovery, transfer))
+
+    def close(self) -> None:
+        """Give everything back. Idempotent, bounded."""
+        if self._discovery is not None:
+            self._discovery.close()
+        if self.reuse is not None:
+            self.reuse.close()
 
     def set_directory(self, directory: dict[int, tuple[str, int]]) -> None:
         """Take in the `(address, generation)` of each rank."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvbridge_mooncake.services import Services
-from kvbridge_vllm.launch import EngineSpec
+from kvbridge_vllm.launch import EngineSpec, client
+from kvbridge_vllm.launch.process import free_port
+from kvbridge_vllm.launch.router import Router
 from tests.plugins.engines import (
     DEV_MODE,
     ENGINE_ARGS,
@@ -39,20 +41,33 @@ def services() -> Iterator[Services]:
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def discovery() -> str:
+    """Where a router will listen for engines that make themselves known."""
+    return f"127.0.0.1:{free_port()}"
+
+
 @pytest.fixture(scope="module", params=["mooncake", "mooncake-store", "nccl"])
 def pair(
-    request: pytest.FixtureRequest, folder: Path, checkpoint: Path, services: Services
+    request: pytest.FixtureRequest, folder: Path, checkpoint: Path, services: Services, discovery: str
 ) -> Iterator[tuple[Engine, Engine]]:
     options = {"master": services.master} if request.param == "mooncake-store" else {}
     secret = folder / "secret"  # here, so that it is seen to work between engines
     secret.write_text("a secret that both engines know")
     secret.chmod(0o600)
-    extra = {"options": options, "lease": 60, "secret_file": str(secret)}
+    extra: dict[str, Any] = {"options": options, "lease": 60, "secret_file": str(secret)}
+    ports = [free_port(), free_port()]
     specs = [
         EngineSpec(
             f"{request.param}-{role}",
             checkpoint,
-            kv_transfer_config=transfer_config(role, backend=request.param, **extra),
+            kv_transfer_config=transfer_config(
+                role,
+                backend=request.param,
+                discovery={"router": discovery, "http": f"127.0.0.1:{ports[index]}"},
+                **extra,
+            ),
+            port=ports[index],
             cpus=str(index),
             extra_args=ENGINE_ARGS,
             env=DEV_MODE,
@@ -90,6 +105,25 @@ def test_params_of_another_prompt_are_of_no_use(pair: tuple[Engine, Engine], ora
     recomputed = counter(consumer, "recomputed")
     assert decode(consumer, mine, prefill(producer, other)) == plain(oracle, mine)
     assert eventually(lambda: counter(consumer, "recomputed") == recomputed + 1)
+
+
+def test_a_router_finds_engines_that_make_themselves_known(
+    pair: tuple[Engine, Engine], oracle: Engine, discovery: str, folder: Path
+) -> None:
+    consumer = pair[1]
+    tokens = prompt(150, seed=926)
+    loads = counter(consumer, "loads")
+    expected = oracle.complete(tokens, max_tokens=8)["choices"][0]["text"]
+    body = {"model": consumer.spec.model.name, "prompt": tokens, "max_tokens": 8, "temperature": 0}
+    router = Router([], [], folder, name="finds", extra_args=["--vllm-discovery-address", discovery])
+    try:
+        router.wait_ready(60)
+        assert eventually(lambda: client.request("POST", f"{router.url}/v1/completions", body)[0] == 200, 30)
+        answer = client.request("POST", f"{router.url}/v1/completions", body)[1]
+    finally:
+        router.stop()
+    assert answer["choices"][0]["text"] == expected
+    assert eventually(lambda: counter(consumer, "loads") > loads)
 
 
 def test_the_decode_engine_survives_the_death_of_the_prefill_engine(

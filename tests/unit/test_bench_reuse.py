@@ -80,10 +80,13 @@ def test_memory_is_aligned_as_an_engines_is() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_lookups_are_measured_for_each_policy_at_each_size() -> None:
-    part = Lookups(rounds=2, held=(50, 500), policies=["lru", "s3fifo"])
+    part = Lookups(rounds=2, held=(50, 500), policies=["lru", "s3fifo", reuse_lookups.SHARED])
     rows = part.measure(ignore)
     assert [(row["policy"], row["held"]) for row in rows[1:]] == [
-        (what, held) for policy in ("lru", "s3fifo") for held in (50, 500) for what in (reuse_lookups.FOUND, policy)
+        (what, held)
+        for policy in ("lru", "s3fifo", "shared")
+        for held in (50, 500)
+        for what in (reuse_lookups.FOUND, policy)
     ]
     by_size = {row["held"]: row for row in rows}
     assert set(by_size[50]["seconds_per_key"]) == {"1"}, "no request asks for more keys than there are"

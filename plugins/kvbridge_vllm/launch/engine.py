@@ -43,6 +43,7 @@ class EngineSpec:
         kv_cache_gib: size of the KV cache on a CPU.
         extra_args: more arguments for the server.
         env: more environment variables, over the launcher's own.
+        port: of the HTTP server; 0 for a free one.
     """
 
     name: str
@@ -56,6 +57,7 @@ class EngineSpec:
     kv_cache_gib: int = 1
     extra_args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
 
     def command(self, port: int) -> list[str]:
         """Returns the server's command line.
@@ -107,7 +109,7 @@ class Engine(ServerProcess):
             EngineStartError: the process could not be started.
         """
         self.spec = spec
-        port = free_port()
+        port = spec.port or free_port()
         super().__init__(spec.name, spec.command(port), port=port, env=spec.environment(), log_dir=log_dir)
 
     def phase(self) -> str:

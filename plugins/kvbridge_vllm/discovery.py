@@ -1,0 +1,86 @@
+"""`Discovery`: tells vllm-router that this engine is there, as long as its HTTP server answers.
+
+The router (`--vllm-discovery-address`) takes a message every few seconds from whoever wants requests, and forgets who
+is silent for five. It never answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from kvbridge.errors import ConfigError
+from kvbridge.threads import Loop
+
+if TYPE_CHECKING:
+    from kvbridge.config import DiscoveryConfig
+
+PERIOD = 1.5
+"""Seconds between two messages."""
+
+KINDS = {"prefill": "P", "decode": "D"}
+
+
+def role_of(config: DiscoveryConfig, transfer: Any) -> str:
+    """Return what the engine tells the router to be.
+
+    Raises:
+        ConfigError: It could be both.
+    """
+    if config.role:
+        return config.role
+    if transfer.is_kv_producer and transfer.is_kv_consumer:
+        raise ConfigError(
+            "kv_connector_extra_config.discovery.role: missing; with kv_role 'kv_both' say which one the router is to "
+            "take this engine for, 'prefill' or 'decode'"
+        )
+    return "prefill" if transfer.is_kv_producer else "decode"
+
+
+class Discovery:
+    """Sends the messages, from a thread of its own.
+
+    Args:
+        config: Where the router listens, and where this engine does.
+        role: `"prefill"` or `"decode"`.
+    """
+
+    def __init__(self, config: DiscoveryConfig, role: str) -> None:
+        host, _, port = config.http.rpartition(":")
+        self._http = (host.strip("[]"), int(port))
+        self._message = msgspec.msgpack.encode(
+            {"type": KINDS[role], "http_address": config.http, "zmq_address": config.http}
+        )
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.sndhwm = 1  # a router that was away is not told of the past
+        self._socket.connect(f"tcp://{config.router}")
+        self._woken = threading.Event()
+        self._loop = Loop("discovery", self._step, self._woken.set, self._ended)
+
+    def close(self) -> None:
+        """Say nothing more. Idempotent, bounded."""
+        self._loop.stop(2 * PERIOD)
+
+    def _step(self) -> None:
+        if self._answers():
+            with contextlib.suppress(zmq.Again):  # the router is away
+                self._socket.send(self._message, zmq.NOBLOCK)
+        self._woken.wait(PERIOD)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(self._http, timeout=PERIOD).close()
+        except OSError:
+            return False
+        return True
+
+    def _ended(self) -> None:
+        self._socket.close()
+        self._context.term()
