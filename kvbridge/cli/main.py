@@ -56,15 +56,25 @@ bench.add_command(policies)
 
 
 @bench.command()
-@click.argument("backend", default="cpu")
-@click.option("--options", default="{}", show_default=True, help="JSON options of the backend.")
-@click.option("--rounds", default=9, show_default=True, help="Interleaved rounds; medians are printed.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def transfer(backend: str, options: str, rounds: int, *, as_json: bool) -> None:
-    """Hand values over between two processes, beside a plain memory copy in the same run."""
+@click.argument("backends", nargs=-1, metavar="[BACKEND]...")
+@click.option("--options", default="{}", show_default=True, help="JSON options, where there is one backend.")
+@click.option("--rounds", default=9, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
+@click.option(
+    "--profile", default="quick", show_default=True, type=click.Choice(["quick", "nightly"]), help="How many cases."
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
+def transfer(backends: tuple[str, ...], options: str, rounds: int, profile: str, json_file: Path | None) -> None:
+    """Hand values over between two processes, beside a memory copy, a socket and the raw library.
+
+    Several backends are measured in one run, interleaved. Without any: cpu.
+
+    Exit code: 0, 1 a hand-over failed or bytes were wrong.
+    """
     from kvbridge.bench.transfer import run  # noqa: PLC0415 - likewise
 
-    raise SystemExit(run(backend, options, rounds, as_json=as_json))
+    if len(backends) > 1 and options != "{}":
+        raise click.UsageError("--options is for one backend: measure the others with their default options, or apart")
+    raise SystemExit(run(backends or ("cpu",), options, rounds, profile=profile, json_file=json_file))
 
 
 @bench.command()

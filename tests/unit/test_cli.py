@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
-from kvbridge.bench import transfer
 from kvbridge.capabilities import Capabilities
 from kvbridge.cli import backends
 from kvbridge.cli.main import main
@@ -58,16 +55,6 @@ def test_the_table_of_backends_can_be_read_on_a_narrow_terminal(
     assert max(map(len, said.splitlines())) <= 80
     assert "kvbridge-rdma 10.11.12 " in said
     assert {*claimed} & set(re.findall(r"\w+", said)) >= {name for name, value in claimed.items() if value is True}
-
-
-@pytest.mark.parametrize("raw", [{}, {"raw_seconds_median": 0.1, "of_raw": 1.0, "added_seconds": 0.0}])
-def test_the_legend_of_the_benchmark_explains_the_columns_that_are_there(raw: dict[str, float]) -> None:
-    figures = dict.fromkeys(
-        ("seconds_median", "seconds_min", "seconds_max", "gb_per_s", "memcpy_gb_per_s", "ratio"), 1.0
-    )
-    console = Console(record=True, width=200, file=io.StringIO())
-    transfer._table([{"layout": "contiguous", "bytes": 1, **figures, **raw}], "cpu", 9, console)
-    assert ("raw:" in console.export_text()) is bool(raw)
 
 
 def test_two_configurations_that_fit_together() -> None:
@@ -157,15 +144,6 @@ def test_two_configurations_that_do_not_fit() -> None:
 @pytest.mark.parametrize("text", ["/no/such/file.json", "{not json", "[1]"])
 def test_what_cannot_be_read_is_usage(text: str) -> None:
     assert run("check", text).exit_code == 2
-
-
-def test_the_benchmark_hands_over_verified_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        transfer, "CASES", [transfer.Case(64 << 10, "contiguous"), transfer.Case(64 << 10, "scattered")]
-    )
-    rows = transfer.measure("cpu", {}, rounds=2, console=Console(quiet=True))
-    assert [row["layout"] for row in rows] == ["contiguous", "scattered"]
-    assert all(row["gb_per_s"] > 0 and row["ratio"] > 0 for row in rows)
 
 
 def test_the_benchmark_of_an_unknown_backend_ends_with_a_sentence() -> None:
