@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep in one process what shares engines, and what runs the conformance suite; the rest goes by files."""
     for item in items:
