@@ -3,7 +3,7 @@
 BACKEND ?= cpu
 MODEL ?=
 TESTS ?=
-TWO_AT_A_TIME := --numprocesses=2 --dist=loadgroup
+TWO_AT_A_TIME := --numprocesses=2 --dist=loadscope
 
 BIN := .venv/bin
 

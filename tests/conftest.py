@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,16 +11,16 @@ from kvbridge.conformance.resources import own_temporary_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TESTS = Path(__file__).parent
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Keep in one process what shares engines, and what runs the conformance suite; the rest goes by files."""
-    for item in items:
-        path = item.path.relative_to(TESTS)
-        shares = {"plugins": "engines", "doors": "suite", "mutants": "suite"}
-        item.add_marker(pytest.mark.xdist_group(shares.get(path.parts[0], str(path))))
+    from tests.groups import Groups
+
+    return Groups(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
