@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from decimal import Decimal
+from ipaddress import ip_address
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -106,6 +107,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         port: First control port; worker rank `r` binds `port + r`. 0 for ephemeral ports.
         lease: Seconds for which prefilled KV waits for its decode request.
         claim_timeout: Seconds that a decode request waits for the prefill engine's answer before it recomputes.
+        min_tokens: A hand-over of fewer missing tokens than this is not fetched: they are computed.
+        insecure: Whether other machines may reach a control port without a secret.
         transfer_timeout: Seconds that moving one request's KV may take before the load counts as failed.
         peer_timeout: Seconds after which a peer that is stopped or cut off counts as lost. One that died is noticed
             at once. Raise it where more threads spin than there are cores.
@@ -124,6 +127,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     port: int = 0
     lease: float = 60.0
     claim_timeout: float = 5.0
+    min_tokens: int = 2
+    insecure: bool = False
     transfer_timeout: float = 30.0
     peer_timeout: float = 6.0
     secret_file: str = ""
@@ -193,10 +198,16 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
         ("claim_timeout", 0.1, 3600),
         ("transfer_timeout", 0.1, 3600),
         ("peer_timeout", 1, 3600),
+        ("min_tokens", 1, 1 << 40),
     ):
         value = getattr(config, name)
         if not low <= value <= high:
             raise ConfigError(f"{path}.{name}: found {value}, expected {low} to {high}")
+    if not (_is_loopback(config.host) or config.secret_file or config.insecure):
+        raise ConfigError(
+            f"{path}.host: other machines reach {config.host!r}, and nobody would be asked who he is; name a "
+            'secret_file that all engines share, or say "insecure": true where every machine of that network is yours'
+        )
     if config.backend:
         if config.handoff is not None or config.reuse:
             raise ConfigError(
@@ -209,6 +220,13 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
     if config.options:
         raise ConfigError(f"{path}.options: without backend; handoff and each tier of reuse have options of their own")
     return config
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _with_tiers(values: Mapping[str, Any], path: str) -> Mapping[str, Any]:

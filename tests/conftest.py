@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from kvbridge.conformance.resources import own_temporary_folder
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
+
+settings.register_profile("kvbridge", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("kvbridge")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -28,6 +28,7 @@ from kvbridge.connector.params import (
     wants_prefill,
 )
 from kvbridge.connector.plan import ClaimOrder, LoadOrder, Plan, RemoteKey, Report, SaveOrder
+from kvbridge.connector.shunned import NO_ANSWER, Shunned
 from kvbridge.errors import ConfigError, KVBridgeError, TransferTimeoutError
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ logger = logging.getLogger(__name__)
 CLAIM_GRACE = 3.0
 """Seconds beyond `claim_timeout` after which a claim that no worker reported on counts as failed."""
 
-MIN_TOKENS = 2
-"""Fewer tokens than this are computed faster than fetched: the last one is computed in any case."""
+FEWEST = 2
+"""Fewer tokens than this are never fetched: the last one is computed in any case."""
 
 
 class State(enum.Enum):
@@ -74,6 +75,7 @@ class HandoffSettings:
         produces: Whether this engine prefills for others.
         consumes: Whether it decodes what others prefilled.
         claim_timeout: Seconds that the prefill engine may take to answer.
+        min_tokens: Fewer missing tokens than this are computed rather than fetched.
     """
 
     engine_id: str
@@ -82,6 +84,7 @@ class HandoffSettings:
     produces: bool
     consumes: bool
     claim_timeout: float
+    min_tokens: int = FEWEST
 
 
 class HandoffScheduler(SchedulerHalf[Plan, Report]):
@@ -95,6 +98,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         self._wanted: dict[str, _Wanted] = {}
         self._claims: dict[int, str] = {}
         self._claim_ids = itertools.count(1)
+        self._shunned = Shunned()
         self._plan = Plan()
 
     def set_directory(self, addresses: Sequence[str], generations: Sequence[int]) -> None:
@@ -122,15 +126,16 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         if wanted is None:
             wanted = self._wanted[request.id] = self._start(request, local_tokens)
         if wanted.state is State.CLAIMING and time.monotonic() > wanted.deadline:
+            self._shun(wanted)
             self._give_up(request.id, wanted, TransferTimeoutError("the workers did not report on the claim"))
         if wanted.state is State.CLAIMING:
             return None
         if wanted.state is not State.CLAIMED:
             return 0
         missing = wanted.tokens - local_tokens
-        if missing >= MIN_TOKENS:
+        if missing >= max(FEWEST, self._settings.min_tokens):
             return missing
-        self._forget_claim(wanted, "local_hit")
+        self._forget_claim(wanted, "local_hit" if missing < FEWEST else "too_short")
         return 0
 
     def _start(self, request: RequestView, local_tokens: int) -> _Wanted:
@@ -141,9 +146,14 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
             key = self._check(request, handoff)
         except KVBridgeError as error:
             return self._refuse(request, error)
-        if request.num_tokens - local_tokens < MIN_TOKENS:
-            self.counters["local_hit"] += 1
+        missing = request.num_tokens - local_tokens
+        if missing < max(FEWEST, self._settings.min_tokens):
+            self.counters["local_hit" if missing < FEWEST else "too_short"] += 1
             self._plan.drops.append(key)
+            return _Wanted(State.OVER)
+        if key.engine in self._shunned:
+            self.counters["recomputed"] += 1
+            self.counters["miss_shunned"] += 1
             return _Wanted(State.OVER)
         claim = next(self._claim_ids)
         self._claims[claim] = request.id
@@ -195,6 +205,8 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
             wanted = self._wanted.get(request_id) if request_id is not None else None
             if request_id is not None and wanted is not None and wanted.state is State.CLAIMING:
                 self.counters[f"miss_{code}"] += 1
+                if code in NO_ANSWER:
+                    self._shun(wanted)
                 self._give_up(request_id, wanted, KVBridgeError(message))
         for claim, count in report.granted.items():
             wanted = self._wanted.get(self._claims.get(claim, ""))
@@ -203,6 +215,8 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
             wanted.granted += count
             if wanted.granted >= self._settings.ranks:
                 wanted.state = State.CLAIMED
+                if wanted.key is not None:
+                    self._shunned.answered(wanted.key.engine)
 
     def received(self, request_id: str, *, failed: bool) -> None:
         """Take note that a load ended on all ranks."""
@@ -212,6 +226,10 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         wanted.state = State.OVER
         self._claims.pop(wanted.claim, None)
         self.counters["failed_loads" if failed else "loads"] += 1
+
+    def _shun(self, wanted: _Wanted) -> None:
+        if wanted.key is not None:
+            self._shunned.failed(wanted.key.engine)
 
     def _give_up(self, request_id: str, wanted: _Wanted, error: KVBridgeError) -> None:
         self.counters["recomputed"] += 1

@@ -24,6 +24,11 @@ class RemoteKey:
     generations: tuple[int, ...]
     digest: bytes
 
+    @property
+    def engine(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Which incarnation of which engine has it."""
+        return self.addresses, self.generations
+
 
 @dataclass(frozen=True)
 class SaveOrder:

@@ -20,6 +20,7 @@ COUNTERS = {
     "failed_loads": "Decode requests whose load failed after it had begun",
     "recomputed": "Decode requests whose prompt was computed here although it was prefilled elsewhere",
     "refused_params": "Decode requests whose transfer parameters were wrong, for another prompt, or malformed",
+    "too_short": "Decode requests that had all of the prompt but fewer tokens than `min_tokens` themselves",
     "local_hit": "Decode requests that had the prompt in their own prefix cache",
     "handed_over": "Prefill requests whose KV was handed over",
     "loaded_bytes": "Bytes of KV loaded, summed over ranks",

@@ -52,6 +52,7 @@ class SchedulerSide:
                     produces=transfer.is_kv_producer,
                     consumes=transfer.is_kv_consumer,
                     claim_timeout=config.claim_timeout,
+                    min_tokens=config.min_tokens,
                 )
             )
         if config.reuse:

@@ -131,8 +131,8 @@ def test_the_decode_engine_survives_the_death_of_the_prefill_engine(
 ) -> None:
     """The last test of a pair: it kills an engine. What it had put into a store is still there."""
     producer, consumer = pair
-    tokens, later = prompt(200, seed=923), prompt(210, seed=924)
-    params, unfetched = prefill(producer, tokens), prefill(producer, later)
+    tokens, later, last = prompt(200, seed=923), prompt(210, seed=924), prompt(220, seed=927)
+    params, unfetched, unasked = (prefill(producer, one) for one in (tokens, later, last))
     assert decode(consumer, tokens, params) == plain(oracle, tokens)
     loads, recomputed = counter(consumer, "loads"), counter(consumer, "recomputed")
     producer.kill()
@@ -140,4 +140,6 @@ def test_the_decode_engine_survives_the_death_of_the_prefill_engine(
     stored = "store" in producer.spec.name
     assert eventually(lambda: counter(consumer, "loads") == loads + stored)
     assert eventually(lambda: counter(consumer, "recomputed") == recomputed + (not stored))
+    assert decode(consumer, last, unasked) == plain(oracle, last)
+    assert eventually(lambda: counter(consumer, "misses", reason="shunned") == (not stored)), "it was asked again"
     assert consumer.healthy()

@@ -190,3 +190,16 @@ def test_the_options_beside_backend_are_those_of_the_flow_that_it_names() -> Non
     assert handed.handoff is not None
     assert handed.handoff.options == options
     assert kept.reuse[0].options == options
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.5", "::", "engine.example"])  # noqa: S104 - nothing is bound
+def test_a_port_that_others_reach_needs_a_secret_or_a_word(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"host: other machines reach .* secret_file .* \"insecure\": true"):
+        connector_config({"backend": "cpu", "host": host})
+    assert connector_config({"backend": "cpu", "host": host, "insecure": True}).host == host
+    assert connector_config({"backend": "cpu", "host": host, "secret_file": "/a/file"}).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_none(host: str) -> None:
+    assert connector_config({"backend": "cpu", "host": host}).host == host

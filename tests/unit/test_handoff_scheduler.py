@@ -8,10 +8,12 @@ import pytest
 
 from kvbridge.connector import handoff_scheduler
 from kvbridge.connector.plan import Report
+from kvbridge.connector.shunned import Shunned
 from tests.clock import Clock, stopped_clock
 from tests.requests import BLOCK, DIGEST, asked, handoff, scheduler, view
 
 if TYPE_CHECKING:
+    from kvbridge.abc.connector import RequestView
     from kvbridge.connector.handoff_scheduler import HandoffScheduler
 
 
@@ -287,3 +289,77 @@ def test_a_prompt_that_came_to_be_here_while_claiming_is_given_back() -> None:
     assert half.matched(request, 99) == 0
     assert half.plan().releases == [claim]
     assert half.matched(request, 0) == 0
+
+
+def asks(half: HandoffScheduler, request: RequestView) -> int | None:
+    """Ask for a request's value; return the claim, None if nobody is asked."""
+    found = half.matched(request, 0)
+    orders = half.plan().claims
+    assert (found is None) == bool(orders)
+    return orders[0].claim if orders else None
+
+
+def refuse(half: HandoffScheduler, claim: int | None, code: str) -> None:
+    assert claim is not None
+    half.absorb(Report(refused={claim: (code, "why")}))
+
+
+@pytest.mark.parametrize("code", ["peer-lost", "timeout", "handshake"])
+def test_an_engine_that_does_not_answer_is_asked_once_and_then_left_alone(
+    monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    half, now = scheduler(), Clock()
+    monkeypatch.setattr(half, "_shunned", Shunned(now.monotonic))
+    first, second = asks(half, asked("a")), asks(half, asked("b"))
+    refuse(half, first, code)
+    refuse(half, second, code)  # asked at the same time: it counts once
+    assert asks(half, asked("c")) is None
+    assert half.counters["miss_shunned"] == 1
+    assert asks(half, asked("d", addresses=["tcp://127.0.0.1:2"])) is not None, "another engine"
+    assert asks(half, asked("e", generations=[8])) is not None, "the same one, restarted"
+    now.now += 2.1
+    refuse(half, asks(half, asked("f")), code)
+    now.now += 2.1
+    assert asks(half, asked("g")) is None, "the second time it is left alone for longer"
+    now.now += 2.1
+    claim = asks(half, asked("h"))
+    assert claim is not None
+    half.absorb(Report(granted={claim: 1}))
+    assert len(half._shunned) == 0, "it answered: all is well"
+
+
+@pytest.mark.parametrize("code", ["unknown-key", "expired", "consumed", "binding", "stale-generation"])
+def test_an_engine_that_answers_that_it_has_nothing_is_asked_again(code: str) -> None:
+    half = scheduler()
+    refuse(half, asks(half, asked("a")), code)
+    assert asks(half, asked("b")) is not None
+
+
+def test_engines_that_do_not_answer_are_not_remembered_without_a_bound() -> None:
+    shunned = Shunned()
+    for engine in range(5000):
+        shunned.failed(engine)
+    assert len(shunned) <= 1024
+    assert 4999 in shunned
+    assert 0 not in shunned
+
+
+@pytest.mark.parametrize(
+    ("tokens", "local", "fetched"), [(99, 0, False), (100, 0, True), (200, 100, True), (200, 112, False)]
+)
+def test_fewer_tokens_than_wanted_are_computed(tokens: int, local: int, *, fetched: bool) -> None:
+    half = scheduler(min_tokens=100)
+    request = asked(tokens=tokens)
+    assert (half.matched(request, local) is None) == fetched
+    plan = half.plan()
+    assert bool(plan.claims) == fetched
+    assert bool(plan.drops) != fetched, "its producer is told"
+    assert half.counters["too_short"] == (not fetched)
+
+
+def test_a_claim_that_became_too_short_meanwhile_is_given_back() -> None:
+    half, request = scheduler(min_tokens=50), asked()
+    claim = claimed(half, request)
+    assert half.matched(request, 64) == 0
+    assert half.plan().releases == [claim]
+    assert half.counters["too_short"] == 1
