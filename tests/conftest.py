@@ -21,7 +21,7 @@ settings.load_profile("kvbridge")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Keep in one process what shares engines, and what runs the conformance suite; the rest goes by files."""
+    """Keep in one process what shares engines, or what runs the conformance suite; the rest goes by files."""
     from tests.groups import Groups
 
     return Groups(config, log)

@@ -7,7 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = {
     "tests/plugins/": "engines",
     "tests/doors/": "suite",
-    "tests/mutants/": "suite",
+    "tests/mutants/": "mutants",
 }
 """Folders whose tests run in one process, one after the other."""
 
