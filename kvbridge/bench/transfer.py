@@ -42,9 +42,19 @@ Row = dict[str, Any]
 
 
 def run(
-    backends: Sequence[str], options: str, rounds: int, *, profile: str = "quick", json_file: Path | None = None
+    backends: Sequence[str],
+    options: str,
+    rounds: int,
+    *,
+    profile: str = "quick",
+    json_file: Path | None = None,
+    html_file: Path | None = None,
 ) -> int:
-    """Measure and print. Returns the exit code: 0, or 1 when a hand-over failed or bytes were wrong."""
+    """Measure and print, and write the report where it is wanted.
+
+    Returns:
+        The exit code: 0, or 1 when a hand-over failed, bytes were wrong or a file could not be written.
+    """
     console = Console()
     try:
         typed = json.loads(options)
@@ -61,12 +71,23 @@ def run(
     except (KVBridgeError, ValueError) as error:
         console.print(f"the benchmark ended: {error}")
         return 1
-    report = describe(rows, profile, rounds)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     for name in backends:
         console.print(table([row for row in rows if row["backend"] == name], name, rounds))
+    try:
+        _write(describe(rows, profile, rounds), json_file, html_file)
+    except (KVBridgeError, OSError) as error:
+        console.print(f"the report was not written: {error}", markup=False, soft_wrap=True)
+        return 1
     return 0
+
+
+def _write(report: dict[str, Any], json_file: Path | None, html_file: Path | None) -> None:
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if html_file is not None:
+        from kvbridge.bench.page import write_page  # noqa: PLC0415 - rarely wanted
+
+        write_page(html_file, report)
 
 
 def describe(rows: Sequence[Row], profile: str, rounds: int) -> dict[str, Any]:

@@ -63,18 +63,42 @@ bench.add_command(policies)
     "--profile", default="quick", show_default=True, type=click.Choice(["quick", "nightly"]), help="How many cases."
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
-def transfer(backends: tuple[str, ...], options: str, rounds: int, profile: str, json_file: Path | None) -> None:
+@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it as one page.")
+def transfer(
+    backends: tuple[str, ...],
+    *,
+    options: str,
+    rounds: int,
+    profile: str,
+    json_file: Path | None,
+    html_file: Path | None,
+) -> None:
     """Hand values over between two processes, beside a memory copy, a socket and the raw library.
 
     Several backends are measured in one run, interleaved. Without any: cpu.
 
-    Exit code: 0, 1 a hand-over failed or bytes were wrong.
+    Exit code: 0, 1 a hand-over failed, bytes were wrong or a file could not be written.
     """
     from kvbridge.bench.transfer import run  # noqa: PLC0415 - likewise
 
     if len(backends) > 1 and options != "{}":
         raise click.UsageError("--options is for one backend: measure the others with their default options, or apart")
-    raise SystemExit(run(backends or ("cpu",), options, rounds, profile=profile, json_file=json_file))
+    chosen = backends or ("cpu",)
+    raise SystemExit(run(chosen, options, rounds, profile=profile, json_file=json_file, html_file=html_file))
+
+
+@bench.command()
+@click.argument("first", metavar="A.json", type=click.Path(path_type=Path))
+@click.argument("second", metavar="B.json", type=click.Path(path_type=Path))
+def compare(first: Path, second: Path) -> None:
+    """Say what moved from one report of `kvbridge bench transfer --json` to another, beyond their noise.
+
+    Exit code: 0 nothing got slower beyond noise, 1 something did, 2 a file cannot be read, or they have nothing in
+    common.
+    """
+    from kvbridge.bench.compare import run  # noqa: PLC0415 - likewise
+
+    raise SystemExit(run(first, second))
 
 
 @bench.command()

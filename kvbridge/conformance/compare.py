@@ -13,7 +13,8 @@ from rich.text import Text
 from kvbridge.conformance import wording
 from kvbridge.conformance.page import write_page
 from kvbridge.conformance.results import FORMAT, USAGE, Outcome, Report, Result, counts
-from kvbridge.conformance.wording import first_line, plain, some
+from kvbridge.conformance.wording import first_line, some
+from kvbridge.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

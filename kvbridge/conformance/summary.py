@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvbridge.conformance import wording
 from kvbridge.conformance.results import Outcome, counts, untested
+from kvbridge.plain import plain
 
 if TYPE_CHECKING:
     from kvbridge.conformance.results import Report, Result
@@ -94,5 +95,5 @@ def _said(result: Result) -> str:
 
 
 def _short(text: str) -> str:
-    text = " ".join(wording.plain(text).split())
+    text = " ".join(plain(text).split())
     return text if len(text) <= REASON else f"{text[:REASON]}…"

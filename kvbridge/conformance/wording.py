@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -11,6 +10,7 @@ import msgspec
 
 from kvbridge.conformance.patience import HANGS, patience
 from kvbridge.conformance.results import CONFORMS, Outcome, Report, Result, coverage, untested
+from kvbridge.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,13 +40,6 @@ _LONG = 200
 """Characters of a first line that are shown."""
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _ZERO = {"max_value_bytes": "no limit but memory", "capacity_bytes": "values stay with the caller"}
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-_CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {
-    0x7F: 0x2421,
-    **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
-    **dict.fromkeys(range(0xD800, 0xE000), 0xFFFD),
-}
-"""What would move a cursor, turn the direction of a line or cannot be encoded, made visible."""
 
 Tone = Literal["good", "mixed", "bad"]
 
@@ -234,11 +227,6 @@ def _place(id_: str) -> tuple[int, str]:
 def differs(results: Sequence[Result | None]) -> bool:
     """Whether a requirement's outcomes differ between the runs, or a run does not have it."""
     return len({None if result is None else result.outcome for result in results}) > 1
-
-
-def plain(text: str) -> str:
-    """Return a text without colours and control characters of terminals."""
-    return _ANSI.sub("", text.replace("\r\n", "\n")).translate(_CONTROLS)
 
 
 def first_line(text: str) -> str:

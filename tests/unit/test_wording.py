@@ -8,7 +8,8 @@ import pytest
 
 from kvbridge.capabilities import Capabilities
 from kvbridge.conformance.results import Outcome
-from kvbridge.conformance.wording import first_line, in_bytes, in_time, plain, verdict
+from kvbridge.conformance.wording import first_line, in_bytes, in_time, verdict
+from kvbridge.plain import plain
 from tests.sample_reports import conforming, failing, modest, report
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The reports as one HTML page that needs nothing else: backends side by side, for whoever has to choose one.
 
-Text of a report is escaped (`markup`), and the page's own policy allows no script but the page's own and no network,
-so that a report from elsewhere can be looked at without care.
+Text of a report is escaped (`kvbridge.markup`), and the page's own policy allows no script but the page's own and no
+network, so that a report from elsewhere can be looked at without care.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING
 
-from kvbridge.conformance.page.markup import escape, join
 from kvbridge.conformance.page.parts import requirements
 from kvbridge.conformance.page.top import capabilities, overview, runs, verdicts
 from kvbridge.conformance.wording import labels, ordered, some
+from kvbridge.markup import escape, join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

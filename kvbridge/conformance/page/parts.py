@@ -6,10 +6,11 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvbridge.conformance import wording
-from kvbridge.conformance.page.markup import Html, el
 from kvbridge.conformance.page.top import badge, css, link, section
 from kvbridge.conformance.results import Outcome, Report, Result, counts
-from kvbridge.conformance.wording import ABSENT, ABSENT_SYMBOL, SYMBOLS, first_line, in_time, plain, some
+from kvbridge.conformance.wording import ABSENT, ABSENT_SYMBOL, SYMBOLS, first_line, in_time, some
+from kvbridge.markup import Html, el
+from kvbridge.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from kvbridge.conformance import wording
-from kvbridge.conformance.page.markup import Child, Html, el, join
 from kvbridge.conformance.results import Outcome, Report, Result, counts
 from kvbridge.conformance.wording import SYMBOLS
+from kvbridge.markup import Child, Html, el, join
+from kvbridge.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -109,7 +110,7 @@ def overview(reports: Sequence[Report], names: Sequence[str]) -> Html:
             _part_cell([result for result in column if result], report)
             for column, report in zip(columns, reports, strict=True)
         ]
-        rows.append((el("a", part, href=f"#part-{quote(wording.plain(part))}"), wording.PARTS.get(part), cells, False))
+        rows.append((el("a", part, href=f"#part-{quote(plain(part))}"), wording.PARTS.get(part), cells, False))
     return section("parts", "Parts of the contract", table("How many requirements of each part passed", names, rows))
 
 
@@ -226,4 +227,4 @@ def css(outcome: Outcome | None) -> str:
 
 def link(id_: str) -> Html:
     """Make a link to a requirement."""
-    return el("a", el("code", id_), href=f"#{quote(wording.plain(id_))}")
+    return el("a", el("code", id_), href=f"#{quote(plain(id_))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Union
 
-from kvbridge.conformance.wording import plain
+from kvbridge.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
