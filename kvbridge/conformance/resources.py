@@ -25,6 +25,7 @@ class Resources(msgspec.Struct, frozen=True):
         descriptors: Number of open file descriptors.
         children: Number of child processes.
         shared: Files in /dev/shm that this user owns, but for those that only other programs have open or mapped.
+        present: All files in /dev/shm. What was there before is nobody's here, whoever leaves it behind.
         files: What is in the folder for temporary files.
         resident: Resident bytes that are not shared.
     """
@@ -34,6 +35,7 @@ class Resources(msgspec.Struct, frozen=True):
     descriptors: int
     children: int
     shared: tuple[str, ...]
+    present: tuple[str, ...]
     files: tuple[str, ...]
     resident: int
 
@@ -58,13 +60,15 @@ def resources(*, collect: bool = True) -> Resources:
     """Look at this process."""
     if collect:
         gc.collect()
+    shared, present = _shared()
     fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
     return Resources(
         threads=tuple(sorted(thread.name for thread in threading.enumerate())),
         tasks=len(list(Path("/proc/self/task").iterdir())),
         descriptors=len(list(Path("/proc/self/fd").iterdir())) - 1,
         children=_children(),
-        shared=_shared(),
+        shared=shared,
+        present=present,
         files=tuple(sorted(path.name for path in Path(tempfile.gettempdir()).iterdir())),
         resident=(int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE"),
     )
@@ -89,8 +93,11 @@ def growth(before: Resources, after: Resources, *, slack: dict[str, int] | None 
         more = getattr(after, name) - getattr(before, name)
         if more > (slack or {}).get(name, 0):
             found[name] = more
-    for name, where in (("shared", "files in /dev/shm"), ("files", "temporary files")):
-        files = sorted(set(getattr(after, name)) - set(getattr(before, name)))
+    for name, where, now, known in (
+        ("shared", "files in /dev/shm", after.shared, before.present),
+        ("files", "temporary files", after.files, before.files),
+    ):
+        files = sorted(set(now) - set(known))
         if len(files) > (slack or {}).get(name, 0):
             found[where] = files
     return found
@@ -106,17 +113,16 @@ def _children() -> int:
     return count
 
 
-def _shared() -> tuple[str, ...]:
+def _shared() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files in /dev/shm that may be this user's programs' here, and all files there."""
     folder = Path("/dev/shm")  # noqa: S108 - looked at, not written to
-    found = []
-    if folder.is_dir():
-        for path in folder.iterdir():
-            try:
-                if path.stat().st_uid == os.getuid():
-                    found.append(path.name)
-            except OSError:
-                continue
-    return tuple(sorted(set(found) - _of_others(found)))
+    present, found = [], []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        present.append(path.name)
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                found.append(path.name)
+    return tuple(sorted(set(found) - _of_others(found))), tuple(sorted(present))
 
 
 def _of_others(names: Collection[str]) -> set[str]:

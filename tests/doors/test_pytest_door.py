@@ -44,11 +44,6 @@ def world():
     "checks/check_mine.py": "def check_mine(world):\n    assert world == 'mine'\n",
 }
 
-LIKE_XDIST = """
-def pytest_addoption(parser):
-    parser.getgroup("xdist")._addoption("-n", "--numprocesses", dest="numprocesses", type=int)
-"""
-
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -151,7 +146,7 @@ def test_failures_hangs_and_attempts_to_skip_are_failures(doors: Doors, tmp_path
         PART,
         "--kvbridge-select=backend/10",
         f"--kvbridge-options={acts(bad)}",
-        "--kvbridge-timeout=1",
+        "--kvbridge-timeout=4",
         "--kvbridge-waivers=w.txt",
         folder=tmp_path,
     )
@@ -188,12 +183,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a prefix of nothing": ([CPU, "--kvbridge-select=pipe/99"], "no requirement's id starts with pipe/99"),
     "a timeout that is none": ([CPU, "--kvbridge-timeout=soon"], "found 'soon', expected seconds"),
     "no folder": ([CPU, "--kvbridge-html=no/such/page.html"], "there is no folder for 'no/such/page.html'"),
-    "several workers": ([CPU, "-p", "like_xdist", "-n", "2"], "run it without pytest-xdist"),
+    "several workers": ([CPU, "-n", "2"], "run it without pytest-xdist"),
 }
 
 
 def test_wrong_usage_is_said_in_words(doors: Doors) -> None:
-    doors.site.write("like_xdist", LIKE_XDIST)
     ran = doors.all({what: partial(doors.pytest, *arguments) for what, (arguments, _) in WRONG.items()})
     for what, done in ran.items():
         assert done.code == pytest.ExitCode.USAGE_ERROR, f"{what}: {done.said}"

@@ -27,6 +27,9 @@ CACHE = Geometry(page_bytes=(16 << 10,) * 2, num_blocks=64)
 PAGES = PagesValue(seed=1, ids=(9, 3, 4, 60), geometry=CACHE)
 TENSOR = TensorValue(seed=2, shape=(30_000,))
 
+NOISE = 512 << 10
+"""Bytes by which a heap grows anyway, the more so the busier the machine is."""
+
 BATCH = 250
 SOON: dict[str, Any] = {"lease": 4.0, "timeout": 4.0}
 """Settings of a node. What its control plane keeps of a transfer, it keeps for so long."""
@@ -69,7 +72,7 @@ def test_ten_thousand_transfers_leave_nothing(
     print(f"{pages} + {tensors} transfers: more at the producer, at the consumer: {more}")
     assert [one.descriptors for one in more] == [0, 0]
     assert [one.tasks for one in more] == [0, 0]
-    assert max(one.heap for one in more) < 200 * (pages + tensors)
+    assert max(one.heap for one in more) < NOISE + 200 * (pages + tensors)
     assert more[0].blocks < 12 * (pages + tensors)  # a producer remembers for a while which keys were taken
     assert more[1].blocks < 2000
 

@@ -232,7 +232,7 @@ def test_killed_leaves_nothing(world: World) -> None:
         world.peer(name="next", port=port).close()
     after = watcher.resources()
     for where, left in (
-        ("in /dev/shm", unused(set(after.shared) - set(before.shared))),
+        ("in /dev/shm", unused(set(after.shared) - set(before.present))),
         ("in the folder for temporary files", set(after.files) - set(before.files)),
     ):
         require(len(left) < 4, f"files {where} after 4 peers were killed: {sorted(left)}")  # noqa: PLR2004 - of 4
