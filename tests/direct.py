@@ -72,7 +72,8 @@ class DirectHeld(Held):
     def write(self, link: Any, accepted: bytes) -> Move:
         if self._backend.refusal is not None:
             raise self._backend.refusal
-        move = DirectMove(self._backend, self.memory, DirectBackend.targets[accepted].target)
+        landing = DirectBackend.targets[accepted]
+        move = landing.move = DirectMove(self._backend, self.memory, landing.target)
         self._backend.moves.append(move)
         return move
 
@@ -87,11 +88,14 @@ class DirectLanding(Copying, Landing):
         super().__init__(backend, source, target)
         self.descriptor = descriptor
         self.half_done = False
+        self.move: DirectMove | None = None
 
     def step(self) -> MoveState:
         if self.backend.options.mover == "consumer":
             return super().step()
         if self.aborted and not self.backend.stubborn:
+            if self.backend.options.mover == "both" and self.move is not None and not self.move.over:
+                return MoveState.WAIT  # the other half writes here: it has to end first
             self.over = True
             raise cancelled("the receiving half")
         self.over = self.half_done
