@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,6 +21,9 @@ from kvbridge.errors import KVBridgeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+WIDE = 140
+"""Columns of a terminal on which all figures have room."""
 
 WARM_UP = 2
 """Rounds that are not counted: first contact, page faults."""
@@ -72,7 +76,7 @@ def run(
         console.print(f"the benchmark ended: {error}")
         return 1
     for name in backends:
-        console.print(table([row for row in rows if row["backend"] == name], name, rounds))
+        console.print(table([row for row in rows if row["backend"] == name], name, rounds, console.width))
     try:
         _write(describe(rows, profile, rounds), json_file, html_file)
     except (KVBridgeError, OSError) as error:
@@ -190,34 +194,45 @@ def _percentile(ordered: Sequence[float], share: int) -> float:
     return ordered[max(0, -(-len(ordered) * share // 100) - 1)]
 
 
-def table(rows: Sequence[Row], backend: str, rounds: int) -> Table:
-    """Show the figures of one backend."""
-    with_raw = any("of_raw" in row for row in rows)
-    found = Table(
-        *("layout", "value", "at a time", "hand-over: median", "p99", "GB/s", "of memcpy", "of socket"),
-        *(["of raw", "added"] if with_raw else []),
-        "CPU s/GiB",
-        title=f"{backend}: two processes, {rounds} interleaved rounds",
-    )
+def table(rows: Sequence[Row], backend: str, rounds: int, width: int = WIDE) -> Table:
+    """Show the figures of one backend, on a narrow terminal without those that tell the least."""
+    wide = width >= WIDE
+    columns: dict[str, Callable[[Row], str]] = {
+        "layout": lambda row: row["layout"],
+        "value": lambda row: in_bytes(row["bytes"]),
+    }
+    if any(row["in_flight"] > 1 for row in rows):
+        columns["flight"] = lambda row: str(row["in_flight"])
+    columns["hand-over"] = lambda row: in_time(row["seconds"]["p50"])
+    if wide:
+        columns["p99"] = lambda row: in_time(row["seconds"]["p99"])
+    columns["GB/s"] = lambda row: f"[bold]{row['gb_per_s']:.2f}[/]"
+    for name in ("memcpy", "socket", "raw"):
+        if any(f"of_{name}" in row for row in rows):
+            columns[f"of {name}" if wide or "flight" not in columns else f"/{name}"] = partial(_ratio, name)
+    if wide and "of raw" in columns:
+        columns["added"] = _added
+    if wide:
+        columns["CPU s/GiB"] = _cpu
+    found = Table(title=f"{backend}: two processes, {rounds} interleaved rounds")
+    for name in columns:
+        found.add_column(name, no_wrap=True)
     for row in rows:
-        cpu = row["cpu_seconds_per_gib"]
-        found.add_row(
-            row["layout"],
-            in_bytes(row["bytes"]),
-            str(row["in_flight"]),
-            in_time(row["seconds"]["p50"]),
-            in_time(row["seconds"]["p99"]),
-            f"[bold]{row['gb_per_s']:.2f}[/]",
-            f"{row['of_memcpy']:.2f}",
-            f"{row['of_socket']:.2f}" if "of_socket" in row else "",
-            *([f"{row['of_raw']:.2f}" if "of_raw" in row else "", _added(row)] if with_raw else []),
-            f"{cpu['producer']:.2f} + {cpu['consumer']:.2f}",
-        )
+        found.add_row(*(show(row) for show in columns.values()))
     return found
+
+
+def _ratio(name: str, row: Row) -> str:
+    return f"{row[f'of_{name}']:.2f}" if f"of_{name}" in row else ""
 
 
 def _added(row: Row) -> str:
     return in_time(row["added_to_raw_seconds"]) if "of_raw" in row else ""
+
+
+def _cpu(row: Row) -> str:
+    cpu = row["cpu_seconds_per_gib"]
+    return f"{cpu['producer']:.2f} + {cpu['consumer']:.2f}"
 
 
 def in_bytes(nbytes: int) -> str:

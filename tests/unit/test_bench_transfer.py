@@ -36,9 +36,15 @@ def test_bytes_are_handed_over_and_verified() -> None:
         assert row["of_memcpy"] > 0
         assert row["seconds"]["min"] <= row["seconds"]["p50"] <= row["seconds"]["p99"] <= row["seconds"]["max"]
         assert ("of_socket" in row) is (row["in_flight"] == 1)
-    console = Console(record=True, width=200, file=io.StringIO())
-    console.print(transfer.table(rows, "cpu", 2))
-    assert "scattered" in console.export_text()
+    for width in (80, 140):
+        console = Console(record=True, width=width, file=io.StringIO())
+        console.print(
+            transfer.table([{**row, "of_raw": 0.5, "added_to_raw_seconds": 0.001} for row in rows], "cpu", 2, width)
+        )
+        said = console.export_text()
+        assert "…" not in said, "a figure was cut off"
+        assert ("CPU s/GiB" in said) is (width == 140)
+        assert "scattered" in said
 
 
 def test_several_backends_are_measured_in_one_run_and_written_down(
