@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from decimal import Decimal
-from ipaddress import ip_address
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -16,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from kvbridge.errors import ConfigError
+from kvbridge.machine import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -203,7 +203,7 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
         value = getattr(config, name)
         if not low <= value <= high:
             raise ConfigError(f"{path}.{name}: found {value}, expected {low} to {high}")
-    if not (_is_loopback(config.host) or config.secret_file or config.insecure):
+    if not (is_loopback(config.host) or config.secret_file or config.insecure):
         raise ConfigError(
             f"{path}.host: other machines reach {config.host!r}, and nobody would be asked who he is; name a "
             'secret_file that all engines share, or say "insecure": true where every machine of that network is yours'
@@ -220,13 +220,6 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
     if config.options:
         raise ConfigError(f"{path}.options: without backend; handoff and each tier of reuse have options of their own")
     return config
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _with_tiers(values: Mapping[str, Any], path: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 
 
@@ -24,3 +25,11 @@ def has_rdma() -> bool:
 def has_gpu() -> bool:
     """Whether this machine has a GPU of NVIDIA's, whoever uses it."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches an address. A name is not looked up: of names `localhost` alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

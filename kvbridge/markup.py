@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Union
 
 from kvbridge.plain import plain
@@ -53,3 +54,13 @@ def el(tag: str, *children: Child, **attributes: str | bool | None) -> Html:
         if value is not None and value is not False
     )
     return Html(f"<{tag}{shown}>" if tag in _VOID else f"<{tag}{shown}>{join(children)}</{tag}>")
+
+
+def moment(text: str) -> Child:
+    """Make an element of a moment in ISO's form; a text that is none stays one."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    shown = found.astimezone(UTC) if found.tzinfo else found
+    return el("time", shown.strftime("%Y-%m-%d %H:%M UTC"), datetime=text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kvbridge.abc import Held, Landing, Move, MoveState, Transport
 from kvbridge.capabilities import Capabilities, Probe
 from kvbridge.errors import BackendUnavailableError, KVBridgeError, TransportError
-from kvbridge.machine import has_gpu, host_identity
+from kvbridge.machine import has_gpu, host_identity, is_loopback
 from kvbridge_nccl import library
 from kvbridge_nccl.card import MAX_CHUNK, Card, decode_card, decode_wanted
 from kvbridge_nccl.chunks import largest
@@ -46,7 +46,7 @@ class NcclBackend(Transport[NcclOptions]):
         self._capabilities = Capabilities.of_transport(
             mover="both",
             cuda=torch.cuda.is_available() and torch.distributed.is_nccl_available(),
-            cross_host=not _is_loopback(options.host),
+            cross_host=not is_loopback(options.host),
         )
         self._receivers: dict[Link, Receiver] = {}
         self._senders: dict[Link, Sender] = {}
@@ -87,7 +87,7 @@ class NcclBackend(Transport[NcclOptions]):
             return f"the peer says that it is at {there.host!r}, expected an IP address"
         if there.version != self._card.version:
             return f"torch is {self._card.version} here and {there.version} at the peer: both engines need the same"
-        if there.network != self._card.network and (_is_loopback(there.host) or _is_loopback(self.options.host)):
+        if there.network != self._card.network and (is_loopback(there.host) or is_loopback(self.options.host)):
             return (
                 "the peer is on another host, or in a container with a network of its own, and options.host is "
                 f"{self.options.host!r} here and {there.host!r} there: name addresses that reach each other"
@@ -197,12 +197,5 @@ def _version() -> str:
 def _is_address(host: str) -> bool:
     try:
         return not ip_address(host).is_unspecified
-    except ValueError:
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
     except ValueError:
         return False

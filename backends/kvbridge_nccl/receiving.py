@@ -8,14 +8,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from kvbridge.abc import Landing, MoveState
+from kvbridge.abc import Landing
 from kvbridge.errors import ClosedError, KVBridgeError, PeerLostError, ProtocolError
 from kvbridge.threads import Loop
 from kvbridge.transfer import cancelled
 from kvbridge_nccl import library
 from kvbridge_nccl.card import Wanted
-from kvbridge_nccl.chunks import cut, largest
+from kvbridge_nccl.chunks import largest
 from kvbridge_nccl.cuda import is_cuda
+from kvbridge_nccl.half import Half
 from kvbridge_nccl.staging import Staging
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ READY_POLL = 0.001
 """Seconds between two looks whether the producer has come."""
 
 
-class Receiving(Landing):
+class Receiving(Half, Landing):
     """A value on its way from a producer.
 
     Args:
@@ -41,34 +42,13 @@ class Receiving(Landing):
     """
 
     def __init__(self, receiver: Receiver, number: int, out: Payload, chunk: int) -> None:
-        self.number = number
-        self.descriptor = b""
+        super().__init__(number, out, chunk)
         self._receiver = receiver
-        self._chunks = cut(out, chunk)
-        self._use = threading.Lock()
-        self._ended = False
-        self._error: KVBridgeError | None = None
-
-    def step(self) -> MoveState:
-        """Look whether it is there."""
-        with self._use:
-            if not self._ended:
-                return MoveState.WAIT
-            if self._error is not None:
-                raise self._error
-            return MoveState.DONE
 
     def abort(self) -> None:
         """End it: from here on nothing is written to the destination. What still comes is thrown away."""
         self.end(cancelled("receiving the value"))
         self._receiver.drop(self)
-
-    def end(self, error: KVBridgeError | None) -> None:
-        """Take note that it is there, or that it will not come. Idempotent. Any thread."""
-        with self._use:
-            if not self._ended:
-                self._ended, self._error = True, error
-                self._chunks = iter(())
 
     def scatter(self, staging: Staging, header: Header) -> None:
         """Put the next chunk where it belongs, unless the landing has ended. For the group's thread.

@@ -7,12 +7,12 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from kvbridge.abc import Move, MoveState
 from kvbridge.errors import ClosedError, KVBridgeError, PeerLostError
 from kvbridge.threads import Loop
 from kvbridge.transfer import cancelled
 from kvbridge_nccl import library
-from kvbridge_nccl.chunks import cut, less
+from kvbridge_nccl.chunks import less
+from kvbridge_nccl.half import Half
 from kvbridge_nccl.staging import Header, Staging
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ POLL = 0.25
 """Seconds between two looks of a thread that has nothing to send."""
 
 
-class Sending(Move):
+class Sending(Half):
     """A value on its way to one consumer.
 
     Args:
@@ -39,34 +39,14 @@ class Sending(Move):
     """
 
     def __init__(self, payload: Payload, wanted: Wanted, drop: Callable[[Sending], None]) -> None:
-        self.number = wanted.number
-        self._chunks = cut(less(payload, wanted.skip), wanted.chunk)
+        super().__init__(wanted.number, less(payload, wanted.skip), wanted.chunk)
         self._cuda = wanted.cuda
         self._drop = drop
-        self._use = threading.Lock()
-        self._ended = False
-        self._error: KVBridgeError | None = None
-
-    def step(self) -> MoveState:
-        """Look whether it was sent."""
-        with self._use:
-            if not self._ended:
-                return MoveState.WAIT
-            if self._error is not None:
-                raise self._error
-            return MoveState.DONE
 
     def abort(self) -> None:
         """End it: from here on nothing of the payload is read. What is in a buffer of the library may still be sent."""
         self.end(cancelled("sending the value"))
         self._drop(self)
-
-    def end(self, error: KVBridgeError | None) -> None:
-        """Take note that all was sent, or that nothing more will be. Idempotent. Any thread."""
-        with self._use:
-            if not self._ended:
-                self._ended, self._error = True, error
-                self._chunks = iter(())
 
     # -- for the group's thread -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import kvbridge
+from kvbridge.bench.figures import in_bytes, in_time
 from kvbridge.bench.machine import describe_machine
 from kvbridge.bench.transfer_case import PROFILES, Case
 from kvbridge.bench.transfer_sides import Pair, Sample
@@ -233,13 +234,3 @@ def _added(row: Row) -> str:
 def _cpu(row: Row) -> str:
     cpu = row["cpu_seconds_per_gib"]
     return f"{cpu['producer']:.2f} + {cpu['consumer']:.2f}"
-
-
-def in_bytes(nbytes: int) -> str:
-    """Say a size."""
-    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
-
-
-def in_time(seconds: float) -> str:
-    """Say a time."""
-    return f"{seconds * 1e3:,.1f} ms" if abs(seconds) >= 0.01 else f"{seconds * 1e6:,.0f} us"  # noqa: PLR2004

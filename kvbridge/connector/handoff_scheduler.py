@@ -93,6 +93,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
     def __init__(self, settings: HandoffSettings) -> None:
         self.counters: Counter[str] = Counter()
         self._settings = settings
+        self._fewest = max(FEWEST, settings.min_tokens)
         self._addresses: tuple[str, ...] = ()
         self._generations: tuple[int, ...] = ()
         self._wanted: dict[str, _Wanted] = {}
@@ -133,7 +134,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         if wanted.state is not State.CLAIMED:
             return 0
         missing = wanted.tokens - local_tokens
-        if missing >= max(FEWEST, self._settings.min_tokens):
+        if missing >= self._fewest:
             return missing
         self._forget_claim(wanted, "local_hit" if missing < FEWEST else "too_short")
         return 0
@@ -147,7 +148,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         except KVBridgeError as error:
             return self._refuse(request, error)
         missing = request.num_tokens - local_tokens
-        if missing < max(FEWEST, self._settings.min_tokens):
+        if missing < self._fewest:
             self.counters["local_hit" if missing < FEWEST else "too_short"] += 1
             self._plan.drops.append(key)
             return _Wanted(State.OVER)

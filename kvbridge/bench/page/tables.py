@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kvbridge.bench.figures import in_bytes, in_time, number
-from kvbridge.markup import Child, Html, el
+from kvbridge.markup import Child, Html, el, moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,17 +95,8 @@ def facts(report: Report) -> Html:
         ("rounds", f"{report.rounds:,}, interleaved"),
         ("profile", report.profile),
         ("kvbridge", report.kvbridge),
-        ("when", _moment(report.when)),
+        ("when", moment(report.when)),
         *((f"machine: {name}", str(value)) for name, value in report.machine.items()),
     ]
     body = [el("tr", el("th", name, scope="row"), el("td", value)) for name, value in known]
     return el("table", el("caption", "Machine, versions and rounds"), el("tbody", body), class_="facts")
-
-
-def _moment(text: str) -> Child:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    shown = moment.astimezone(UTC) if moment.tzinfo else moment
-    return el("time", shown.strftime("%Y-%m-%d %H:%M UTC"), datetime=text)

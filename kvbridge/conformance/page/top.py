@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from kvbridge.conformance import wording
 from kvbridge.conformance.results import Outcome, Report, Result, counts
 from kvbridge.conformance.wording import SYMBOLS
-from kvbridge.markup import Child, Html, el, join
+from kvbridge.markup import Child, Html, el, join, moment
 from kvbridge.plain import plain
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def runs(reports: Sequence[Report], names: Sequence[str]) -> Html:
         ("peers", lambda report: "processes" if report.peers == "process" else "threads of one process"),
         ("a SHOULD counts", lambda report: "yes (--strict)" if report.strict else "no"),
         ("selection", wording.selection),
-        ("started", lambda report: _moment(report.started)),
+        ("started", lambda report: moment(report.started)),
         ("took", lambda report: wording.in_time(report.seconds)),
     ]
     rows: list[Row] = []
@@ -176,15 +175,6 @@ def runs(reports: Sequence[Report], names: Sequence[str]) -> Html:
         on = [report.machine.get(what, "not said") for report in reports]
         rows.append((el("span", what), "machine", [el("td", text) for text in on], len(set(on)) > 1))
     return section("runs", "How the runs were made", table("Versions, options and machine", names, rows))
-
-
-def _moment(text: str) -> Child:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    shown = moment.astimezone(UTC) if moment.tzinfo else moment
-    return el("time", shown.strftime("%Y-%m-%d %H:%M UTC"), datetime=text)
 
 
 def section(id_: str, heading: str, *children: Child) -> Html:
