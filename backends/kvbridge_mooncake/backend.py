@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 import uuid
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -14,7 +12,7 @@ import numpy as np
 from kvbridge.abc import Held, Landing, MoveState, Transport
 from kvbridge.capabilities import Capabilities, Probe
 from kvbridge.errors import BackendUnavailableError, KVBridgeError
-from kvbridge.machine import has_gpu, has_rdma, host_identity
+from kvbridge.machine import has_gpu, has_rdma, host_identity, is_loopback
 from kvbridge.threads import Pool
 from kvbridge_mooncake import library
 from kvbridge_mooncake.card import Card, decode_card
@@ -72,7 +70,7 @@ class MooncakeBackend(Transport[MooncakeOptions]):
         self._capabilities = Capabilities.of_transport(
             mover="consumer" if self.reads else "producer",
             cuda=_moves_cuda(options),
-            cross_host=not _is_loopback(options.host),
+            cross_host=not is_loopback(options.host),
         )
 
     @classmethod
@@ -109,7 +107,7 @@ class MooncakeBackend(Transport[MooncakeOptions]):
             if mine != theirs:
                 return f"Mooncake's {field} is {mine} here and {theirs} at the peer: both engines need the same"
         host = there.session.rpartition(":")[0]
-        if _is_loopback(host) and there.network != self._card.network:
+        if is_loopback(host) and there.network != self._card.network:
             return (
                 f"the peer's options.host is {host!r} and it is on another host, or in a container with a network of "
                 "its own: name an address there that is reached from here"
@@ -161,12 +159,6 @@ class MooncakeBackend(Transport[MooncakeOptions]):
     def _check_process(self) -> None:
         if library.is_orphan():
             raise BackendUnavailableError("this process was forked from one that uses Mooncake: spawn it instead")
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _moves_cuda(options: MooncakeOptions) -> bool:
