@@ -73,7 +73,7 @@ def test_who_gives_up_before_anything_came_ends_the_group_and_not_the_peer(
     node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its group waits for a header that will not come: it is ended, and the next value comes over another one."""
-    producer, consumer = node(), node()
+    producer, consumer = node(), node({"stall_timeout": 60})  # or it would end by itself
     hand_over(producer, consumer, "a", SMALL)
     first = receivers(consumer)[0]
     with monkeypatch.context() as patch:
