@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
+
+EXIT_TIMEOUT = 1.0
+"""Seconds that the end of the interpreter waits for loops that nobody stopped."""
 
 
 class Loop:
@@ -38,6 +45,8 @@ class Loop:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"kvbridge-{name}", daemon=True)
+        self._pid = os.getpid()
+        _loops.add(self)
         self._thread.start()
 
     def _run(self) -> None:
@@ -78,6 +87,29 @@ class Loop:
         if not self.current:
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs in this process: a fork has no threads."""
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+
+_loops: weakref.WeakSet[Loop] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_loops() -> None:
+    """Stop what nobody stopped, before the interpreter ends.
+
+    A daemon thread that is inside of a library of C++ then would be unwound through it when it comes back, and the
+    process would end with SIGABRT.
+    """
+    deadline = time.monotonic() + EXIT_TIMEOUT
+    running = [loop for loop in list(_loops) if loop.runs]
+    for until in (0.0, deadline):  # all are told before one is waited for
+        for loop in running:
+            with contextlib.suppress(Exception):  # its owner may be half gone
+                loop.stop(max(0.0, until - time.monotonic()))
 
 
 class Pool:

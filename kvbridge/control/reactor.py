@@ -30,8 +30,12 @@ MAX_WAIT = 0.25
 MAX_PAUSE = 1.0
 """Seconds between two rounds of the thread that are worth a warning."""
 
-BUSY_POLL = 0.0005
-"""Seconds between two looks at a move that waits for a backend's library."""
+BUSY_POLL = 0.001
+"""Seconds between two looks at a move that waits for a backend's library, at most."""
+
+EAGERNESS = 0.25
+"""How long the thread sleeps at most between two such looks, as a part of the time that nothing has happened: a short
+move is noticed soon, and a long one costs no more than a look in a millisecond."""
 
 MIN_CANCELLED = 100
 """Cancelled timers that may stay until their time has come."""
@@ -79,7 +83,7 @@ class Reactor:
         self._timers: list[tuple[float, int, Timer]] = []
         self._cancelled = 0
         self._timer_ids = itertools.count()
-        self._stepped = time.monotonic()
+        self._stepped = self._happened = time.monotonic()
         self._loop: Loop | None = None
 
     def start(self, name: str) -> None:
@@ -128,6 +132,7 @@ class Reactor:
     def move(self, step: Callable[[], bool | None]) -> None:
         """Call `step()` again and again: True asks for another slice at once, False for one soon, None ends it."""
         self._moves.append(step)
+        self._happened = time.monotonic()
 
     @property
     def current(self) -> bool:
@@ -161,6 +166,8 @@ class Reactor:
         eager = self._advance_moves()
         frames = self._sockets.poll(self._wait_time(eager=eager))
         self._notice_pause()
+        if eager or frames:
+            self._happened = self._stepped
         for origin, frame in frames:
             self._guard(lambda o=origin, f=frame: self._received(o, f))  # type: ignore[misc]
         now = time.monotonic()
@@ -189,8 +196,10 @@ class Reactor:
     def _wait_time(self, *, eager: bool) -> float:
         if eager or self._calls:
             return 0.0
-        until_timer = self._timers[0][0] - time.monotonic() if self._timers else MAX_WAIT
-        return max(0.0, min(MAX_WAIT, until_timer, BUSY_POLL if self._moves else MAX_WAIT))
+        now = time.monotonic()
+        until_timer = self._timers[0][0] - now if self._timers else MAX_WAIT
+        until_look = min(BUSY_POLL, EAGERNESS * (now - self._happened)) if self._moves else MAX_WAIT
+        return max(0.0, min(MAX_WAIT, until_timer, until_look))
 
     def _advance_moves(self) -> bool:
         eager = False

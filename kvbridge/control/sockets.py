@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import zmq
@@ -31,6 +32,9 @@ MISTRUST_EVENTS = int(
 
 MAX_SOCKETS = 16384
 """Sockets of an endpoint; a dialled peer takes three."""
+
+SHORT = 0.0005
+"""Seconds below which a wait is a sleep: ZeroMQ's poller counts milliseconds."""
 
 MAX_FRAMES_PER_POLL = 64
 """Frames read from one socket before the others have their turn."""
@@ -178,6 +182,9 @@ class Sockets:
             says that its connection is gone.
         """
         frames: list[tuple[bytes | Dial, bytes | None]] = []
+        if 0 < timeout < SHORT:  # less than the poller can wait
+            time.sleep(timeout)
+            timeout = 0.0
         for ready, _ in self._poller.poll(int(timeout * 1000 + 0.999)):
             if ready == self._woken.fileno():
                 with contextlib.suppress(OSError):

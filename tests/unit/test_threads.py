@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -109,3 +111,41 @@ def test_a_thread_that_dies_does_its_last_act() -> None:
     loop = Loop("x", step, nothing, ended.set)
     assert ended.wait(5)
     assert loop.stop(5)
+
+
+EXITS = """
+import time
+from kvbridge.threads import Loop, Pool
+
+def step():
+    time.sleep(0.01)
+
+loop = Loop("forgotten", step, lambda: None, lambda: print("ended", flush=True))
+stubborn = Loop("stubborn", lambda: time.sleep(60), lambda: 1 / 0)
+pool = Pool("some", 2)
+pool.run(lambda: None)
+"""
+
+
+def test_loops_that_nobody_stopped_end_before_the_interpreter_does_and_do_not_hold_it_up() -> None:
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+    assert time.monotonic() - started < 20
+
+
+FORKS = """
+import os, sys, time
+from kvbridge.threads import Loop
+
+loop = Loop("here", lambda: time.sleep(0.01), lambda: print("woken", os.getpid() == parent, flush=True))
+parent = os.getpid()
+if os.fork() == 0:
+    sys.exit(3)
+os.wait()
+"""
+
+
+def test_a_fork_that_ends_leaves_the_loops_of_its_parent_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, set(done.stdout.splitlines()), done.stderr) == (0, {"woken True"}, "")
