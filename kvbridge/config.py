@@ -114,6 +114,9 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             at once. Raise it where more threads spin than there are cores.
         secret_file: File with a secret that all engines share, for this user's eyes only: who does not know it cannot
             connect, and the control plane is encrypted. Both sides need one, or neither.
+        checksum: Whether each block of a hand-over carries a checksum that the decode engine verifies. Both sides need
+            it, or neither. For KV in host memory; needs the package xxhash.
+        trace: Folder in which each process writes the life of every hand-over, for `kvbridge trace`.
         discovery: Where a router listens for engines that make themselves known; by default they do not.
         model_id: Name of the model for the check of two engines against each other; the model path by default.
             Set it where the same model lies under two paths.
@@ -132,6 +135,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     transfer_timeout: float = 30.0
     peer_timeout: float = 6.0
     secret_file: str = ""
+    checksum: bool = False
+    trace: str = ""
     discovery: DiscoveryConfig | None = None
     model_id: str = ""
 

@@ -196,6 +196,12 @@ class BindingMismatchError(KeyMissError):
     code = "binding"
 
 
+class CorruptedError(KVBridgeError):
+    """The bytes that arrived are not those that were sent: their checksums differ."""
+
+    code = "corrupted"
+
+
 class LeaseExpiredError(KVBridgeError):
     """The bytes were read after the producer's lease on them had ended: they do not count."""
 

@@ -6,7 +6,8 @@ import base64
 from typing import Any
 
 from kvbridge.abc.connector import RequestView
-from kvbridge.connector.handoff_scheduler import HandoffScheduler, HandoffSettings
+from kvbridge.connector.handoff_scheduler import HandoffScheduler
+from kvbridge.connector.handoff_state import HandoffSettings
 
 BLOCK = 16
 DIGEST = b"digest of the prompt, 32 bytes.."

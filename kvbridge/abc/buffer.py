@@ -50,6 +50,9 @@ class Claim(ABC):
     spec: Spec
     """What the value is."""
 
+    note: bytes = b""
+    """What its producer said of it."""
+
     @abstractmethod
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
         """Move the value into `out`, once.
@@ -72,7 +75,9 @@ class LookupBuffer(ABC):
     """Keyed values between producers and consumers."""
 
     @abstractmethod
-    def insert(self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0) -> Transfer[None]:
+    def insert(
+        self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0, note: bytes = b""
+    ) -> Transfer[None]:
         """Make a value available under a key.
 
         Args:
@@ -81,6 +86,7 @@ class LookupBuffer(ABC):
             digest: What the value is KV of, at most 64 bytes; empty binds it to nothing.
             lease: Seconds that it waits for its consumer; 0 for the buffer's default. `math.inf`, with a store alone:
                 until it is dropped, or the store gives it up.
+            note: At most 48 KiB for the consumer, who has them with his claim, before a byte of the value moves.
 
         Returns:
             A transfer that resolves when the source memory may be reused: with a backend that detaches as soon as

@@ -68,9 +68,15 @@ class SchedulerHalf(ABC, Generic[P, R]):
 
     @abstractmethod
     def finished(
-        self, request: RequestView, block_ids: Sequence[int], *, completed: bool
+        self, request: RequestView, block_ids: Sequence[int], *, completed: bool, failed: bool = False
     ) -> tuple[bool, dict[str, Any] | None]:
         """Take note that a request ended.
+
+        Args:
+            request: The request.
+            block_ids: Its blocks.
+            completed: Whether all of the prompt's KV was computed.
+            failed: Whether the engine ended it with an error, as after a load that failed.
 
         Returns:
             Whether its blocks are still needed (until a worker reports it as sent), and the parameters to return to

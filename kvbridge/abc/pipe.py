@@ -44,11 +44,13 @@ class Offered:
         seq: Its number on this pipe, from 0.
         tag: A number that the sender attached; 0 where he gave none.
         spec: What the payload is.
+        note: What the sender said of it; only with a value of a buffer.
     """
 
     seq: int
     tag: int
     spec: Spec
+    note: bytes = b""
 
 
 class _End(ABC):

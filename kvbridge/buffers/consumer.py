@@ -7,6 +7,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
+from kvbridge import tracing
 from kvbridge.abc.buffer import Claim
 from kvbridge.control.incoming import Inbox
 from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Offer, Routed, Select
@@ -32,19 +33,23 @@ ANSWER_GRACE = 1.0
 class PipeClaim(Claim):
     """A value that its producer holds for us."""
 
-    def __init__(self, incoming: Incoming, timeout: float) -> None:
+    def __init__(self, incoming: Incoming, key: str, timeout: float) -> None:
         self.spec = incoming.offered.spec
+        self.note = incoming.offered.note
+        self._key = key
         self._incoming = incoming
         self._timeout = timeout
 
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
         """Move the value into `out`, once. See `Claim.fill`."""
         transfer: Transfer[None] = Transfer("filling a claim")
+        tracing.begin("fill", self._key, skip=skip)
         try:
             check_destination(self.spec, out, skip)
-            return self._incoming.fill(out, skip, self._timeout)
+            transfer = self._incoming.fill(out, skip, self._timeout)
         except KVBridgeError as error:
             transfer.fail(error)
+        tracing.end_with("fill", self._key, transfer)
         return transfer
 
     def release(self) -> None:
@@ -141,7 +146,7 @@ class Seeker:
             link.send(Select(self._channel, xid, key.id, digest, take, timeout))
 
         def answered(incoming: Incoming) -> None:
-            transfer.resolve(PipeClaim(incoming, self._timeout))
+            transfer.resolve(PipeClaim(incoming, key.id, self._timeout))
 
         what = f"asking {key.home or 'here'} for {key.id!r}"
         question = _Question(self, what, send, answered, transfer.fail)

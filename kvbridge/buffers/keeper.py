@@ -40,11 +40,13 @@ class Header(msgspec.Struct, frozen=True):
         spec: What the value is.
         digest: What it is KV of.
         expires: When its lease ends, in seconds of Unix time: processes of several hosts share a store.
+        note: What its user says of it.
     """
 
     spec: Spec
     digest: bytes
     expires: float
+    note: bytes = b""
 
     def encode(self) -> bytes:
         """Return it as the bytes that a store keeps."""
@@ -102,20 +104,20 @@ class Keeper:
         now = time.time()
         return [header is not None and decode(header).expires > now for header in found]
 
-    def insert(self, key: Key, payload: Payload, digest: bytes, lease: float) -> Script[None]:
+    def insert(self, key: Key, payload: Payload, digest: bytes, lease: float, note: bytes = b"") -> Script[None]:
         """Put a value into the store.
 
         Raises:
             DuplicateKeyError: The key has a live value.
         """
-        check_limits([key], digest, 0 if lease == math.inf else lease)
+        check_limits([key], digest, 0 if lease == math.inf else lease, note)
         spec = check_source(payload, self._store.capabilities)
         with self._turns.join(key.id, inserts=True) as turn:
             try:
                 yield Begin(lambda: turn)
                 yield from self._make_room(key.id)
                 expires = time.time() + lease
-                header = Header(spec, digest, expires).encode()
+                header = Header(spec, digest, expires, note).encode()
                 yield Begin(lambda: self._store.put(key.id, header, payload), touches=True)
             except DuplicateKeyError:
                 self.counters["refused_duplicate"] += 1
@@ -152,7 +154,7 @@ class Keeper:
             elif self.knows(key, expires):
                 del self._entries[key]
 
-    def find(self, key: str, digest: bytes, *, take: bool) -> Script[tuple[Spec, Stored] | None]:
+    def find(self, key: str, digest: bytes, *, take: bool) -> Script[tuple[Header, Stored] | None]:
         """Find a value that is alive and what was asked for; None if there is none yet.
 
         Raises:
@@ -185,7 +187,7 @@ class Keeper:
         except KVBridgeError:
             run_callback(stored.release)
             raise
-        return header.spec, stored
+        return header, stored
 
     def _check(self, key: str, header: Header, digest: bytes) -> None:
         if header.digest != digest:

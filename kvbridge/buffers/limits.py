@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvbridge.control.messages import MAX_DIGEST, MAX_KEY, MAX_SECONDS
+from kvbridge.control.messages import MAX_DIGEST, MAX_KEY, MAX_NOTE, MAX_SECONDS
 from kvbridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvbridge.abc.buffer import Key
 
 
-def check_limits(keys: Sequence[Key], digest: bytes, seconds: float) -> None:
+def check_limits(keys: Sequence[Key], digest: bytes, seconds: float, note: bytes = b"") -> None:
     """Check what is to be sent against the protocol's limits: a peer would drop it without an answer.
 
     Raises:
@@ -24,5 +24,7 @@ def check_limits(keys: Sequence[Key], digest: bytes, seconds: float) -> None:
             raise ConfigError(f"the key {key.id[:50]!r}: expected 1 to {MAX_KEY} ASCII characters, such as a UUID")
     if len(digest) > MAX_DIGEST:
         raise ConfigError(f"the digest has {len(digest)} bytes, at most {MAX_DIGEST} are possible")
+    if len(note) > MAX_NOTE:
+        raise ConfigError(f"the note has {len(note)} bytes, at most {MAX_NOTE} are possible")
     if not 0 <= seconds <= MAX_SECONDS:
         raise ConfigError(f"a duration of {seconds} s: expected 0 to {MAX_SECONDS} s")

@@ -6,15 +6,15 @@ import math
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvbridge.abc.store import Stored
 from kvbridge.errors import KeyUnknownError, KVBridgeError, TransferTimeoutError
-from kvbridge.memory import Spec
 from kvbridge.transfer import Transfer, cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvbridge.abc.buffer import Claim
+    from kvbridge.abc.store import Stored
+    from kvbridge.buffers.keeper import Header
     from kvbridge.buffers.moving import Ended, Moving
     from kvbridge.control.endpoint import Endpoint
 
@@ -24,7 +24,7 @@ FIRST_LOOK, LAST_LOOK = 0.002, 0.1
 ANSWER_GRACE = 1.0
 """Seconds that a store's answer may take beyond the time that a value was given to arrive."""
 
-Found: TypeAlias = tuple[Spec, Stored]
+Found: TypeAlias = "tuple[Header, Stored]"
 
 
 class Looking:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kvbridge import tracing
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.buffers.chain import fill_claim
 from kvbridge.buffers.consumer import Seeker
 from kvbridge.buffers.limits import check_limits
-from kvbridge.buffers.producer import Shelf
+from kvbridge.buffers.producer import Shelf, Value
 from kvbridge.control.messages import MAX_KEYS
 from kvbridge.errors import ClosedError, ConfigError, KVBridgeError
 from kvbridge.memory.payload import spec_of
@@ -63,7 +64,9 @@ class PipeBuffer(LookupBuffer):
         self._seeker.close(error)
         self._shelf.close()
 
-    def insert(self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0) -> Transfer[None]:
+    def insert(
+        self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0, note: bytes = b""
+    ) -> Transfer[None]:
         """Make a value available. See `LookupBuffer.insert`."""
         transfer: Transfer[None] = Transfer(f"inserting {key.id!r}", lambda: self._take_back(key, transfer))
         if not self._is_here(key):
@@ -71,8 +74,9 @@ class PipeBuffer(LookupBuffer):
             return transfer
 
         def insert() -> None:
-            check_limits([key], digest, lease)
-            self._shelf.insert(key.id, payload, spec_of(payload), digest, lease or self._lease, transfer)
+            check_limits([key], digest, lease, note)
+            value = Value(key.id, spec_of(payload), digest, note)
+            self._shelf.insert(value, payload, lease or self._lease, transfer)
 
         return self._start(transfer, insert)
 
@@ -85,6 +89,8 @@ class PipeBuffer(LookupBuffer):
                 call()
 
         transfer: Transfer[Claim] = Transfer(f"claiming {key.id!r}", lambda: self._endpoint.call_soon(cancel))
+        tracing.begin("claim", key.id, home=key.home)
+        tracing.end_with("claim", key.id, transfer)
 
         def claim() -> None:
             limit = timeout or self._timeout

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kvbridge import tracing
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.buffers.chain import fill_claim
 from kvbridge.buffers.keeper import Keeper
@@ -15,13 +16,14 @@ from kvbridge.buffers.looking import Looking
 from kvbridge.buffers.moving import Moving
 from kvbridge.buffers.steps import Begin
 from kvbridge.errors import BusyError, ClosedError, KVBridgeError, UnsupportedError
-from kvbridge.memory.payload import Spec, check_claimed, check_destination
+from kvbridge.memory.payload import check_claimed, check_destination
 from kvbridge.transfer import Transfer, run_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvbridge.abc.store import Store, Stored
+    from kvbridge.buffers.keeper import Header
     from kvbridge.buffers.looking import Found
     from kvbridge.buffers.moving import Ended
     from kvbridge.buffers.steps import Script
@@ -40,11 +42,13 @@ CLOSE_TIMEOUT = 1.0
 class StoreClaim(Claim):
     """A value that was found, and stays readable until it is filled or released."""
 
-    def __init__(self, buffer: StoreBuffer, spec: Spec, stored: Stored, what: str) -> None:
-        self.spec = spec
+    def __init__(self, buffer: StoreBuffer, key: str, header: Header, stored: Stored) -> None:
+        self.spec = header.spec
+        self.note = header.note
         self._buffer = buffer
+        self._key = key
         self._stored = stored
-        self._what = what
+        self._what = f"filling the claim of {key!r}"
         self._use = threading.Lock()
 
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
@@ -57,7 +61,10 @@ class StoreClaim(Claim):
         except KVBridgeError as error:
             failed.fail(error)
             return failed
-        return self._buffer.read(self._stored, self._what, out, skip)
+        tracing.begin("fill", self._key, skip=skip)
+        transfer = self._buffer.read(self._stored, self._what, out, skip)
+        tracing.end_with("fill", self._key, transfer)
+        return transfer
 
     def release(self) -> None:
         """Let go of the value. Idempotent."""
@@ -88,9 +95,15 @@ class StoreBuffer(LookupBuffer):
         self._looking: set[Looking] = set()
         endpoint.call_soon(lambda: endpoint.on_close(self._finish))
 
-    def insert(self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0) -> Transfer[None]:
+    def insert(
+        self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0, note: bytes = b""
+    ) -> Transfer[None]:
         """Store a value. See `LookupBuffer.insert`."""
-        return self._run(f"inserting {key.id!r}", self._keeper.insert(key, payload, digest, lease or self._lease))
+        script = self._keeper.insert(key, payload, digest, lease or self._lease, note)
+        tracing.begin("insert", key.id)
+        transfer = self._run(f"inserting {key.id!r}", script)
+        tracing.end_with("insert", key.id, transfer)
+        return transfer
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Give up values. See `LookupBuffer.drop`."""
@@ -110,7 +123,7 @@ class StoreBuffer(LookupBuffer):
             what,
             limit,
             lambda ended: self._new(what, self._keeper.find(key.id, digest, take=take), ended),
-            lambda found: StoreClaim(self, *found, what),
+            lambda found: StoreClaim(self, key.id, *found),
             unwanted,
         )
 
@@ -123,6 +136,8 @@ class StoreBuffer(LookupBuffer):
                 looking.stop(error)
             looking.start()
 
+        tracing.begin("claim", key.id)
+        tracing.end_with("claim", key.id, looking.transfer)
         self._looking.add(looking)
         looking.transfer.on_done(lambda _: self._looking.discard(looking))
         self._start(looking, start)

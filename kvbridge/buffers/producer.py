@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvbridge import tracing
 from kvbridge.abc.backend import MoveState
 from kvbridge.buffers.tombstones import Tombstones
 from kvbridge.control.attempt import attempt, hold
@@ -39,13 +40,28 @@ MAX_WAITING = 10_000
 """Questions for keys that are not here yet, of all consumers together."""
 
 
-@dataclass(eq=False)
-class _Entry:
-    """One value."""
+@dataclass(frozen=True)
+class Value:
+    """What is known of a value.
+
+    Attributes:
+        key: Its key.
+        spec: What it is.
+        digest: What it is KV of.
+        note: What its user says of it.
+    """
 
     key: str
-    digest: bytes
     spec: Spec
+    digest: bytes
+    note: bytes
+
+
+@dataclass(eq=False)
+class _Entry:
+    """One value that is held."""
+
+    value: Value
     held: Held
     inserted: Transfer[None]
     expires: float
@@ -89,10 +105,9 @@ class Shelf:
         """Bytes of values that are held, those included that a consumer has not given back yet."""
         return self._nbytes
 
-    def insert(
-        self, key: str, payload: Payload, spec: Spec, digest: bytes, lease: float, inserted: Transfer[None]
-    ) -> None:
+    def insert(self, value: Value, payload: Payload, lease: float, inserted: Transfer[None]) -> None:
         """Put a value on the shelf."""
+        key = value.key
         if key in self._entries:
             self.counters["refused_duplicate"] += 1
             inserted.fail(DuplicateKeyError(f"the key {key!r} has a live value, which stays: use a new id"))
@@ -103,9 +118,10 @@ class Shelf:
         except KVBridgeError as error:
             self._refuse(key, error, inserted)
             return
-        entry = _Entry(key, digest, spec, held, inserted, time.monotonic() + lease)
+        entry = _Entry(value, held, inserted, time.monotonic() + lease)
         self._entries[key] = entry
-        self._nbytes += spec.nbytes
+        self._nbytes += value.spec.nbytes
+        tracing.begin("held", key, bytes=value.spec.nbytes, lease=lease)
         self.counters["inserted"] += 1
         for waiting in self._keep_waiting(key, []):
             if waiting.link.up:
@@ -117,6 +133,7 @@ class Shelf:
 
     def _refuse(self, key: str, error: KVBridgeError, inserted: Transfer[None]) -> None:
         self.counters["refused_insert"] += 1
+        tracing.mark("refused", key, **tracing.why(error))
         dropped = KeyDroppedError(f"the producer could not keep the value: {error}")
         self._tombstones.set(key, dropped)
         for waiting in self._keep_waiting(key, []):
@@ -150,7 +167,7 @@ class Shelf:
             entry.expiring = self._endpoint.after(max(remaining, VALID), lambda: self._expire(entry))
             return
         self.counters["expired"] += 1
-        self._remove(entry, KeyExpiredError(f"nobody took the value of {entry.key!r} before its lease ended"))
+        self._remove(entry, KeyExpiredError(f"nobody took the value of {entry.value.key!r} before its lease ended"))
 
     def drop(self, keys: list[str]) -> None:
         """Give up values that nobody wants. A key that is still to come is refused when it comes to be asked for."""
@@ -172,13 +189,14 @@ class Shelf:
             entry.gone = why
             if entry.expiring is not None:
                 entry.expiring.cancel()
-            del self._entries[entry.key]
-            self._tombstones.set(entry.key, why)
+            del self._entries[entry.value.key]
+            self._tombstones.set(entry.value.key, why)
             for seq, outbox in list(entry.offers.items()):
                 outbox.withdraw(seq, why)
         if not entry.offers:
             run_callback(entry.held.release)
-            self._nbytes -= entry.spec.nbytes
+            self._nbytes -= entry.value.spec.nbytes
+            tracing.end("held", entry.value.key, why=why)
             entry.inserted.resolve(None)
 
     # -- consumers --------------------------------------------------------------------------------------------
@@ -234,16 +252,16 @@ class Shelf:
         return over
 
     def _answer(self, link: Link, select: Select, entry: _Entry) -> None:
-        if select.digest != entry.digest:
+        if select.digest != entry.value.digest:
             self.counters["refused_binding"] += 1
             self._miss(
                 link,
                 select,
-                BindingMismatchError(f"the value of {entry.key!r} is KV of something else than asked for"),
+                BindingMismatchError(f"the value of {entry.value.key!r} is KV of something else than asked for"),
             )
             return
         if entry.reserved:
-            self._miss(link, select, KeyConsumedError(f"the value of {entry.key!r} belongs to another consumer"))
+            self._miss(link, select, KeyConsumedError(f"the value of {entry.value.key!r} belongs to another consumer"))
             return
         entry.reserved = select.take
         outbox = self._outbox(link)
@@ -252,14 +270,15 @@ class Shelf:
             del entry.offers[seq]
             self._ended(entry, error, take=select.take)
 
-        seq = outbox.offer(entry.held, entry.spec, select.xid, VALID, ended)
+        value = entry.value
+        seq = outbox.offer(entry.held, value.spec, select.xid, VALID, ended, name=value.key, note=value.note)
         entry.offers[seq] = outbox
 
     def _ended(self, entry: _Entry, error: KVBridgeError | None, *, take: bool) -> None:
         self.counters["taken" if error is None else "not_taken"] += 1
         if entry.gone is not None or take:
             why = "was taken" if error is None else f"was given out and not taken ({error})"
-            self._remove(entry, KeyConsumedError(f"the value of {entry.key!r} {why}: keys are single-use"))
+            self._remove(entry, KeyConsumedError(f"the value of {entry.value.key!r} {why}: keys are single-use"))
         elif not entry.offers and time.monotonic() >= entry.expires:
             self._expire(entry)
 
@@ -277,6 +296,7 @@ class Shelf:
 
     def _miss(self, link: Link, select: Select, error: KVBridgeError) -> None:
         self.counters[f"miss_{error.code}"] += 1
+        tracing.mark("missed", select.key, by=link.peer.name, **tracing.why(error))
         link.send(Miss(self._channel, select.xid, error.code, text(error)))
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ VLLM_FIELDS = (
 MUST_AGREE: dict[str, Callable[[ConnectorConfig], str | None]] = {
     "backend": lambda config: config.handoff.backend if config.handoff else None,
     "model_id": lambda config: config.model_id,
+    "checksum": lambda config: str(config.checksum).lower(),
 }
 """What has to be equal in both engines."""
 

@@ -8,7 +8,8 @@ from typing import Literal
 
 import click
 
-from kvbridge.bench.policies import policies
+from kvbridge.cli.bench import bench
+from kvbridge.cli.usage import need_vllm
 from kvbridge.errors import KVBridgeError
 from kvbridge.version import __version__
 
@@ -47,130 +48,24 @@ def check(configs: tuple[str, ...]) -> None:
     raise SystemExit(run(configs))
 
 
-@main.group()
-def bench() -> None:
-    """Measure."""
+main.add_command(bench)
 
 
-bench.add_command(policies)
+@main.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("name", required=False, default="", metavar="[NAME]")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write one Chrome trace.")
+def trace(folder: Path, name: str, json_file: Path | None) -> None:
+    """Say what happened to each hand-over, or to one of them, step by step in every engine.
 
+    DIR is what "trace" names in kv_connector_extra_config of the engines. NAME is a key or a request's id, or how one
+    of them begins.
 
-@bench.command()
-@click.argument("backends", nargs=-1, metavar="[BACKEND]...")
-@click.option("--options", default="{}", show_default=True, help="JSON options, where there is one backend.")
-@click.option("--rounds", default=9, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
-@click.option(
-    "--profile", default="quick", show_default=True, type=click.Choice(["quick", "nightly"]), help="How many cases."
-)
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
-@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it as one page.")
-def transfer(
-    backends: tuple[str, ...],
-    *,
-    options: str,
-    rounds: int,
-    profile: str,
-    json_file: Path | None,
-    html_file: Path | None,
-) -> None:
-    """Hand values over between two processes, beside a memory copy, a socket and the raw library.
-
-    Several backends are measured in one run, interleaved. Without any: cpu.
-
-    Exit code: 0, 1 a hand-over failed, bytes were wrong or a file could not be written.
+    Exit code: 0, 1 nothing has that name, 2 there are no events, or a file cannot be read or written.
     """
-    from kvbridge.bench.transfer import run  # noqa: PLC0415 - likewise
+    from kvbridge.cli.trace import run  # noqa: PLC0415 - each command loads what it needs
 
-    if len(backends) > 1 and options != "{}":
-        raise click.UsageError("--options is for one backend: measure the others with their default options, or apart")
-    chosen = backends or ("cpu",)
-    raise SystemExit(run(chosen, options, rounds, profile=profile, json_file=json_file, html_file=html_file))
-
-
-@bench.command()
-@click.argument("first", metavar="A.json", type=click.Path(path_type=Path))
-@click.argument("second", metavar="B.json", type=click.Path(path_type=Path))
-def compare(first: Path, second: Path) -> None:
-    """Say what moved from one report of `kvbridge bench transfer --json` to another, beyond their noise.
-
-    Exit code: 0 nothing got slower beyond noise, 1 something did, 2 a file cannot be read, or they have nothing in
-    common.
-    """
-    from kvbridge.bench.compare import run  # noqa: PLC0415 - likewise
-
-    raise SystemExit(run(first, second))
-
-
-@bench.command()
-@click.argument("names", nargs=-1, metavar="[CONNECTOR]...")
-@click.option("--tokens", default="512,2048", show_default=True, help="Lengths of prompts.")
-@click.option("--concurrent", default="1,8", show_default=True, help="Requests at a time.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
-@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
-@click.option("--cache-gib", default=2, show_default=True, type=click.IntRange(1), help="KV cache of each engine.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures.")
-def serve(
-    names: tuple[str, ...],
-    *,
-    tokens: str,
-    concurrent: str,
-    rounds: int,
-    dtype: str,
-    cache_gib: int,
-    json_file: str | None,
-) -> None:
-    """Hand requests over between real engines: time to first token and rate, for each connector in the same run.
-
-    CONNECTOR is a backend, or vllm:NixlConnector, which is vLLM's own. Without any: cpu, nixl and vllm:NixlConnector.
-
-    Exit code: 0, 1 an answer was wrong or an engine failed, 3 a connector cannot work here.
-    """
-    _need_vllm()
-    from kvbridge_vllm.bench.run import run  # noqa: PLC0415 - each command loads what it needs
-
-    chosen = names or ("cpu", "nixl", "vllm:NixlConnector")
-    numbers = [_numbers("tokens", tokens), _numbers("concurrent", concurrent)]
-    raise SystemExit(run(chosen, *numbers, rounds=rounds, dtype=dtype, cache_gib=cache_gib, json_file=json_file))
-
-
-@bench.command()
-@click.option("--engine/--no-engine", default=True, show_default=True, help="Start an engine too; takes minutes.")
-@click.option("--tokens", default="512,2048,8192", show_default=True, help="Lengths of prompts for the engine.")
-@click.option("--rounds", default=9, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
-@click.option("--engine-rounds", default=3, show_default=True, type=click.IntRange(1), help="The engine's.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures.")
-def reuse(*, engine: bool, tokens: str, rounds: int, engine_rounds: int, json_file: str | None) -> None:
-    """Keep blocks and have them back: copies beside a plain one, lookups, time to first token beside computing.
-
-    Exit code: 0, 1 an answer or a byte was wrong or the engine failed.
-    """
-    from kvbridge.bench.reuse import Part, run  # noqa: PLC0415 - each command loads what it needs
-    from kvbridge.bench.reuse_copies import Copies  # noqa: PLC0415 - likewise
-    from kvbridge.bench.reuse_lookups import Lookups  # noqa: PLC0415 - likewise
-
-    parts: list[Part] = [Copies(rounds), Lookups(rounds)]
-    lengths = _numbers("tokens", tokens)
-    if engine:
-        _need_vllm(", or say --no-engine")
-        from kvbridge_vllm.bench.first_tokens import FirstTokens  # noqa: PLC0415 - likewise
-
-        parts.append(FirstTokens(lengths, engine_rounds))
-    raise SystemExit(run(parts, json_file))
-
-
-def _need_vllm(otherwise: str = "") -> None:
-    if importlib.util.find_spec("kvbridge_vllm") is None or importlib.util.find_spec("vllm") is None:
-        raise click.UsageError(f"engines need vLLM: install it beside kvbridge{otherwise}")
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    try:
-        found = [int(one) for one in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise click.UsageError(f"--{name} {text!r}: expected numbers above 0 with commas between them, as 512,2048")
-    return found
+    raise SystemExit(run(folder, name, json_file))
 
 
 @main.group()
@@ -185,10 +80,38 @@ def demo_reuse(model: str | None) -> None:
 
     Exit code: 0, 1 a text differs, the document was computed again, or an engine failed, 130 interrupted.
     """
-    _need_vllm()
+    need_vllm()
     from kvbridge_vllm.demo.reuse import run  # noqa: PLC0415 - each command loads what it needs
 
     raise SystemExit(run(None if model is None else Path(model)))
+
+
+@main.command()
+@click.argument("backend", default="cpu", metavar="[BACKEND]")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of everything that happens.  [default: random]")
+@click.option("--requests", default=200, show_default=True, type=click.IntRange(1), help="How many are sent.")
+@click.option(
+    "--policy",
+    type=click.Choice(["recompute", "fail"]),
+    default="recompute",
+    show_default=True,
+    help="What engines do when loading fails midway: vLLM's kv_load_failure_policy.",
+)
+@click.option("--json", "json_file", metavar="FILE", help="Write what happened.")
+def chaos(backend: str, *, seed: int | None, requests: int, policy: str, json_file: str | None) -> None:
+    """Kill, stop and cut off engines under load, and see whether the promise holds.
+
+    Two prefill engines, two decode engines and vllm-router serve while a schedule made of the seed strikes: kills and
+    restarts, stops, control messages that are late or lost. At the end every answer has to have been right or an
+    explicit error, and nothing may be held or left. Takes some minutes.
+
+    Exit code: 0 the promise held, 1 it was broken, or an engine did not start, 3 the backend cannot work here, 130
+    interrupted.
+    """
+    need_vllm()
+    from kvbridge_vllm.chaos.run import run  # noqa: PLC0415 - each command loads what it needs
+
+    raise SystemExit(run(backend, seed=seed, requests=requests, policy=policy, json_file=json_file))
 
 
 @main.command(context_settings={"ignore_unknown_options": False})

@@ -257,15 +257,15 @@ class Node:
 
     # -- buffer -----------------------------------------------------------------------------------------------
 
-    def begin_insert(self, name: str, key: str, value: Value, *, digest: bytes = b"", lease: float = 0.0) -> None:
-        """Start an insert."""
+    def begin_insert(self, name: str, key: str, value: Value, **options: Any) -> None:
+        """Start an insert. Options are those of `LookupBuffer.insert`."""
         payload = self.source(value)
         self._sources[name] = value, payload
-        self.keep(name, self.buffer.insert(Key(self._scope + key), payload, digest=digest, lease=lease))
+        self.keep(name, self.buffer.insert(Key(self._scope + key), payload, **options))
 
-    def insert(self, key: str, value: Value, *, digest: bytes = b"", lease: float = 0.0) -> None:
+    def insert(self, key: str, value: Value, **options: Any) -> None:
         """Insert a value; wait for its end where the backend detaches. What refuses it is raised in any case."""
-        self.begin_insert(key, key, value, digest=digest, lease=lease)
+        self.begin_insert(key, key, value, **options)
         if not self.backend.capabilities.detaches:
             self.flush()
         if self.backend.capabilities.detaches or self.over(key):

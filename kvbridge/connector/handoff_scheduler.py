@@ -8,16 +8,16 @@ failure policy.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import logging
 import time
 import uuid
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvbridge import tracing
 from kvbridge.abc.connector import RequestView, SchedulerHalf
+from kvbridge.connector.handoff_state import FEWEST, HandoffSettings, State, Wanted
 from kvbridge.connector.params import (
     VERSION,
     Handoff,
@@ -39,53 +39,6 @@ logger = logging.getLogger(__name__)
 CLAIM_GRACE = 3.0
 """Seconds beyond `claim_timeout` after which a claim that no worker reported on counts as failed."""
 
-FEWEST = 2
-"""Fewer tokens than this are never fetched: the last one is computed in any case."""
-
-
-class State(enum.Enum):
-    """Where a decode request stands."""
-
-    CLAIMING = "claiming"
-    CLAIMED = "claimed"
-    LOADING = "loading"
-    OVER = "over"
-
-
-@dataclass
-class _Wanted:
-    """A decode request."""
-
-    state: State
-    tokens: int = 0
-    key: RemoteKey | None = None
-    claim: int = -1
-    deadline: float = 0.0
-    granted: int = 0
-
-
-@dataclass(frozen=True)
-class HandoffSettings:
-    """What the scheduler half has to know of its engine.
-
-    Attributes:
-        engine_id: The engine's id, for the response.
-        block_size: Tokens of a block.
-        ranks: Number of workers.
-        produces: Whether this engine prefills for others.
-        consumes: Whether it decodes what others prefilled.
-        claim_timeout: Seconds that the prefill engine may take to answer.
-        min_tokens: Fewer missing tokens than this are computed rather than fetched.
-    """
-
-    engine_id: str
-    block_size: int
-    ranks: int
-    produces: bool
-    consumes: bool
-    claim_timeout: float
-    min_tokens: int = FEWEST
-
 
 class HandoffScheduler(SchedulerHalf[Plan, Report]):
     """Plans hand-overs. Called from the engine's scheduler thread only; never blocks, never raises for a client."""
@@ -96,7 +49,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         self._fewest = max(FEWEST, settings.min_tokens)
         self._addresses: tuple[str, ...] = ()
         self._generations: tuple[int, ...] = ()
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, Wanted] = {}
         self._claims: dict[int, str] = {}
         self._claim_ids = itertools.count(1)
         self._shunned = Shunned()
@@ -136,12 +89,13 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         missing = wanted.tokens - local_tokens
         if missing >= self._fewest:
             return missing
-        self._forget_claim(wanted, "local_hit" if missing < FEWEST else "too_short")
+        self._forget_claim(request.id, wanted, "local_hit" if missing < FEWEST else "too_short")
         return 0
 
-    def _start(self, request: RequestView, local_tokens: int) -> _Wanted:
+    def _start(self, request: RequestView, local_tokens: int) -> Wanted:
         """Check what the client sent and ask for the value."""
         self.counters["requests"] += 1
+        tracing.begin("decode", request.id, tokens=request.num_tokens, local=local_tokens)
         try:
             handoff = parse_handoff(request.params or {})
             key = self._check(request, handoff)
@@ -149,18 +103,22 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
             return self._refuse(request, error)
         missing = request.num_tokens - local_tokens
         if missing < self._fewest:
-            self.counters["local_hit" if missing < FEWEST else "too_short"] += 1
+            why = "local_hit" if missing < FEWEST else "too_short"
+            self.counters[why] += 1
+            tracing.end("decode", request.id, outcome=why, key=key.id)
             self._plan.drops.append(key)
-            return _Wanted(State.OVER)
+            return Wanted(State.OVER)
         if key.engine in self._shunned:
             self.counters["recomputed"] += 1
             self.counters["miss_shunned"] += 1
-            return _Wanted(State.OVER)
+            tracing.end("decode", request.id, outcome="recomputed", key=key.id, error="its engine does not answer")
+            return Wanted(State.OVER)
         claim = next(self._claim_ids)
+        tracing.mark("claiming", request.id, key=key.id, missing=missing)
         self._claims[claim] = request.id
         self._plan.claims.append(ClaimOrder(claim, key))
         deadline = time.monotonic() + self._settings.claim_timeout + CLAIM_GRACE
-        return _Wanted(State.CLAIMING, request.num_tokens, key, claim, deadline)
+        return Wanted(State.CLAIMING, request.num_tokens, key, claim, deadline)
 
     def _check(self, request: RequestView, handoff: Handoff) -> RemoteKey:
         settings = self._settings
@@ -180,11 +138,12 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
             raise ConfigError("the params belong to another prompt")
         return RemoteKey(handoff.key, handoff.addresses, handoff.generations, digest)
 
-    def _refuse(self, request: RequestView, error: KVBridgeError) -> _Wanted:
+    def _refuse(self, request: RequestView, error: KVBridgeError) -> Wanted:
         self.counters["recomputed"] += 1
         self.counters["refused_params"] += 1
+        tracing.end("decode", request.id, outcome="recomputed", **tracing.why(error))
         logger.warning("request %s is computed here: %s", request.id, error)
-        return _Wanted(State.OVER)
+        return Wanted(State.OVER)
 
     def allocated(self, request: RequestView, block_ids: Sequence[int], local_tokens: int, tokens: int) -> None:
         """Order the load into the blocks that the engine allocated."""
@@ -192,11 +151,12 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         if wanted is None or wanted.state is not State.CLAIMED or wanted.key is None:
             return
         if tokens == 0:
-            self._forget_claim(wanted, "not_used")
+            self._forget_claim(request.id, wanted, "not_used")
             return
         skip = local_tokens // self._settings.block_size
         blocks = -(-wanted.tokens // self._settings.block_size)
         wanted.state = State.LOADING
+        tracing.mark("loading", request.id, key=wanted.key.id, blocks=blocks - skip, skip=skip)
         self._plan.loads.append(LoadOrder(request.id, wanted.claim, tuple(block_ids[skip:blocks]), skip))
 
     def absorb(self, report: Report) -> None:
@@ -227,21 +187,24 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         wanted.state = State.OVER
         self._claims.pop(wanted.claim, None)
         self.counters["failed_loads" if failed else "loads"] += 1
+        tracing.end("decode", request_id, outcome="load failed" if failed else "loaded")
 
-    def _shun(self, wanted: _Wanted) -> None:
+    def _shun(self, wanted: Wanted) -> None:
         if wanted.key is not None:
             self._shunned.failed(wanted.key.engine)
 
-    def _give_up(self, request_id: str, wanted: _Wanted, error: KVBridgeError) -> None:
+    def _give_up(self, request_id: str, wanted: Wanted, error: KVBridgeError) -> None:
         self.counters["recomputed"] += 1
+        tracing.end("decode", request_id, outcome="recomputed", **tracing.why(error))
         logger.warning("request %s is computed here: %s", request_id, error)
         self._release(wanted)
 
-    def _forget_claim(self, wanted: _Wanted, why: str) -> None:
+    def _forget_claim(self, request_id: str, wanted: Wanted, why: str) -> None:
         self.counters[why] += 1
+        tracing.end("decode", request_id, outcome=why)
         self._release(wanted)
 
-    def _release(self, wanted: _Wanted) -> None:
+    def _release(self, wanted: Wanted) -> None:
         if wanted.state in (State.CLAIMING, State.CLAIMED):
             self._plan.releases.append(wanted.claim)
         self._claims.pop(wanted.claim, None)
@@ -250,11 +213,14 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
     # -- both sides -------------------------------------------------------------------------------------------
 
     def finished(
-        self, request: RequestView, block_ids: Sequence[int], *, completed: bool
+        self, request: RequestView, block_ids: Sequence[int], *, completed: bool, failed: bool = False
     ) -> tuple[bool, dict[str, Any] | None]:
         """Take note that a request ended; hand its blocks over if it was prefilled for another engine."""
         wanted = self._wanted.pop(request.id, None)
+        if wanted is not None and wanted.state is not State.OVER:
+            tracing.end("decode", request.id, outcome=f"the request ended while {wanted.state.value}")
         if wanted is not None and wanted.state is State.LOADING:
+            self.counters["failed_loads"] += failed  # the engine ends it before it tells that the load has ended
             self._plan.cancels.append(request.id)
             self._claims.pop(wanted.claim, None)
         elif wanted is not None:
@@ -274,6 +240,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         key = uuid.uuid4().hex
         self._plan.saves.append(SaveOrder(request.id, key, digest, tuple(block_ids)))
         self.counters["handed_over"] += 1
+        tracing.mark("prefilled", request.id, key=key, tokens=request.num_tokens, blocks=len(block_ids))
         handoff = Handoff(
             v=VERSION,
             key=key,

@@ -62,7 +62,7 @@ class Incoming:
     """One offer, from its arrival until its end. Methods belong to the endpoint's thread unless they say otherwise."""
 
     def __init__(self, inbox: Inbox, offer: Offer, asked: float | None) -> None:
-        self.offered = Offered(offer.seq, offer.tag, offer.spec)
+        self.offered = Offered(offer.seq, offer.tag, offer.spec, offer.note)
         self.error: KVBridgeError | None = None
         self._inbox = inbox
         self._offer = offer

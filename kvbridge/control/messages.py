@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from kvbridge.memory.payload import Spec  # noqa: TC001 - msgspec reads the annotations at run time
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of this protocol. Peers of two versions refuse each other."""
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -31,6 +31,9 @@ MAX_KEY = 256
 MAX_DIGEST = 64
 """Bytes of a digest."""
 
+MAX_NOTE = 48 << 10
+"""Bytes of a note: with the rest of what a store keeps of a value they are less than 64 KiB."""
+
 MAX_SECONDS = 86400
 """Longest duration."""
 
@@ -42,6 +45,7 @@ KeyId = Annotated[str, Meta(min_length=1, max_length=MAX_KEY)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Blob = Annotated[bytes, Meta(max_length=MAX_BLOB)]
 Digest = Annotated[bytes, Meta(max_length=MAX_DIGEST)]
+Note = Annotated[bytes, Meta(max_length=MAX_NOTE)]
 Seq = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Fields = Annotated[dict[Word, Text], Meta(max_length=128)]
@@ -119,7 +123,7 @@ class Offer(_Message, frozen=True):
     """Sender to receiver: a payload is ready to be moved.
 
     `valid` is for how long the sender keeps it in place, counted from when the receiver asked (`Select`, `Renew`)
-    or else from when the offer arrives.
+    or else from when the offer arrives. `note` is what the user of a buffer has to say of the value.
     """
 
     channel: Word
@@ -128,6 +132,7 @@ class Offer(_Message, frozen=True):
     spec: Spec
     descriptor: Blob
     valid: Seconds
+    note: Note = b""
 
 
 class Accept(_Message, frozen=True):

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvbridge import tracing
 from kvbridge.abc.backend import MoveState
 from kvbridge.control.attempt import attempt
 from kvbridge.control.messages import Abort, Accept, Done, Landed, Offer, Renew, Renewed, Routed, Withdrawn, text
@@ -31,6 +32,7 @@ class _Outgoing:
     """One offer."""
 
     seq: int
+    name: str
     held: Held
     valid: float
     expires: float
@@ -56,7 +58,15 @@ class Outbox:
         link.on_down(self._lost)
 
     def offer(
-        self, held: Held, spec: Spec, tag: int, valid: float, ended: Callable[[KVBridgeError | None], None]
+        self,
+        held: Held,
+        spec: Spec,
+        tag: int,
+        valid: float,
+        ended: Callable[[KVBridgeError | None], None],
+        *,
+        name: str = "",
+        note: bytes = b"",
     ) -> int:
         """Offer a held payload.
 
@@ -66,14 +76,17 @@ class Outbox:
             tag: A number for the receiver.
             valid: Seconds for which the offer stands without being renewed.
             ended: Called once with None when the receiver has the payload, else with the reason.
+            name: What it is called in traces; by its number by default.
+            note: Bytes for the receiver.
 
         Returns:
             The offer's sequence number.
         """
         seq = next(self._seqs)
-        outgoing = _Outgoing(seq, held, valid, time.monotonic() + valid, ended)
+        outgoing = _Outgoing(seq, name or f"{self._channel} {seq}", held, valid, time.monotonic() + valid, ended)
         self._offers[seq] = outgoing
-        self._link.send(Offer(self._channel, seq, tag, spec, held.descriptor, valid))
+        tracing.begin("offer", outgoing.name, to=self._link.peer.name)
+        self._link.send(Offer(self._channel, seq, tag, spec, held.descriptor, valid, note))
         self._check_in(outgoing, valid)
         return seq
 
@@ -156,6 +169,7 @@ class Outbox:
         if outgoing.accepted or not self._moves_here:
             return  # a second time: its memory may be the receiver's again
         outgoing.accepted = True
+        tracing.begin("move", outgoing.name, to=self._link.peer.name)
         try:
             outgoing.move = attempt(self._backend, lambda: outgoing.held.write(self._link, descriptor))
         except KVBridgeError as error:
@@ -181,6 +195,7 @@ class Outbox:
 
     def _landed(self, outgoing: _Outgoing, error: KVBridgeError | None) -> None:
         outgoing.move = None
+        tracing.end("move", outgoing.name, **tracing.why(error))
         code, message = ("", "") if error is None else (error.code, text(error))
         self._link.send(Landed(self._channel, outgoing.seq, code, message))
         if outgoing.taken or outgoing.void is not None or not self._link.up:
@@ -221,4 +236,6 @@ class Outbox:
         if self._offers.pop(outgoing.seq, None) is not None:
             if outgoing.checking is not None:
                 outgoing.checking.cancel()
-            outgoing.ended(None if outgoing.taken else outgoing.void)
+            error = None if outgoing.taken else outgoing.void
+            tracing.end("offer", outgoing.name, **(tracing.why(error) or {"outcome": "taken"}))
+            outgoing.ended(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -20,11 +21,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from kvbridge import tracing
 from kvbridge.abc.connector import Outcome
 from kvbridge.config import connector_config
 from kvbridge.connector.handoff_worker import HandoffWorker
 from kvbridge.connector.plan import Plan, Report
 from kvbridge.connector.reuse_worker import ReuseWorker
+from kvbridge.control.endpoint import Endpoint
 from kvbridge.registry import find_backend
 from kvbridge_vllm import share_logging
 from kvbridge_vllm.metrics import KVBridgePromMetrics, KVBridgeStats
@@ -95,6 +98,7 @@ class KVBridgeConnector(KVConnectorBase_V1):
 
     worker_half: type[HandoffWorker] = HandoffWorker
     reuse_half: type[ReuseWorker] = ReuseWorker
+    control: Callable[..., Endpoint] = Endpoint
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -104,10 +108,13 @@ class KVBridgeConnector(KVConnectorBase_V1):
         config = connector_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
         for _, flow in config.backends():
             share_logging(find_backend(flow.backend).target.partition(":")[0].partition(".")[0])
+        if config.trace:
+            tracing.start(Path(config.trace), f"{vllm_config.kv_transfer_config.engine_id} {role.name.lower()}")
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(config, vllm_config, kv_cache_config)
         else:
-            self._worker = WorkerSide(config, vllm_config, kv_cache_config, self.worker_half, self.reuse_half)
+            halves = (self.worker_half, self.reuse_half, self.control)
+            self._worker = WorkerSide(config, vllm_config, kv_cache_config, *halves)
         self._delivers = config.handoff is not None and vllm_config.kv_transfer_config.is_kv_producer
 
     # -- scheduler --------------------------------------------------------------------------------------------

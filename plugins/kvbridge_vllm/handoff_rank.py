@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.control.secret import read_secret
+from kvbridge.errors import ConfigError
+from kvbridge.layers.checked import CheckedBuffer
+from kvbridge.memory import checksums
 from kvbridge.registry import create_backend
 from kvbridge_vllm.layout import fingerprint
 from kvbridge_vllm.metrics import figures
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvbridge.abc.connector import Outcome
     from kvbridge.config import ConnectorConfig, HandoffConfig
     from kvbridge.connector.handoff_worker import HandoffWorker
@@ -31,6 +36,7 @@ class HandoffRank:
         vllm_config: vLLM's.
         kv_cache_config: This worker's.
         half: Class of the worker half.
+        endpoint: Makes the control endpoint, from what `Endpoint` takes.
     """
 
     def __init__(
@@ -40,11 +46,13 @@ class HandoffRank:
         vllm_config: Any,
         kv_cache_config: Any,
         half: type[HandoffWorker],
+        endpoint: Callable[..., Endpoint] = Endpoint,
     ) -> None:
         self._config = config
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._half_class = half
+        self._endpoint_class = endpoint
         self._name = handoff.backend
         path = "kv_connector_extra_config.options" if config.backend else "kv_connector_extra_config.handoff.options"
         self._backend = create_backend(handoff.backend, handoff.options, path)
@@ -56,17 +64,27 @@ class HandoffRank:
     def register(self, layout: CacheLayout, rank: int) -> None:
         """Take the cache: from here on this rank can be reached."""
         config, transfer = self._config, self._vllm_config.kv_transfer_config
+        if config.checksum and any(region.device != "cpu" for region in layout.regions):
+            raise ConfigError(
+                "kv_connector_extra_config.checksum: checksums are computed by the CPU, this engine's KV is on "
+                f"{layout.regions[0].device}; turn them off on both engines"
+            )
         self._backend.register(layout.regions)
-        self._endpoint = Endpoint(
+        self._endpoint = self._endpoint_class(
             self._backend,
             name=f"{transfer.engine_id} rank {rank}",
-            fingerprint=fingerprint(self._vllm_config, self._kv_cache_config, rank, config.model_id),
+            fingerprint={
+                **fingerprint(self._vllm_config, self._kv_cache_config, rank, config.model_id),
+                "checksum": checksums.NAME if config.checksum else "none",
+            },
             host=config.host,
             port=config.port and config.port + rank,
             peer_timeout=config.peer_timeout,
             secret=read_secret(config.secret_file),
         )
         self._buffer = self._backend.open_buffer(self._endpoint, lease=config.lease, timeout=config.transfer_timeout)
+        if config.checksum:
+            self._buffer = CheckedBuffer(self._buffer, self._endpoint)
         self._half = self._half_class(
             self._buffer, layout, rank=rank, claim_timeout=config.claim_timeout, lease=config.lease
         )
@@ -107,6 +125,7 @@ class HandoffRank:
             "failed_saves": half.counters["failed_saves"],
             **figures("", half.failures, half.durations),
             "expired": held.get("expired", 0.0),
+            "verified": held.get("verified", 0.0),
             "taken": held.get("taken", 0.0),
             "held_values": held.get("entries", 0.0),
             "held_bytes": held.get("bytes", 0.0),

@@ -27,6 +27,7 @@ COUNTERS = {
     "saved_bytes": "Bytes of KV handed over, summed over ranks",
     "failed_saves": "Hand-overs that could not be kept for the decode engine, summed over ranks",
     "expired": "Handed-over values that nobody took before their lease ended, summed over ranks",
+    "verified": "Loads whose checksums were verified, summed over ranks",
     "taken": "Handed-over values that a decode engine took, summed over ranks",
     "reuse_hit_blocks": "Blocks that were loaded back instead of computed",
     "reuse_missed_blocks": "Blocks that were asked for and not kept",

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
-from kvbridge.connector.handoff_scheduler import HandoffScheduler, HandoffSettings
+from kvbridge.connector.handoff_scheduler import HandoffScheduler
+from kvbridge.connector.handoff_state import HandoffSettings
 from kvbridge.connector.plan import Plan
 from kvbridge_vllm.discovery import Discovery, role_of
 from kvbridge_vllm.layout import refuse_unsupported
@@ -110,7 +111,8 @@ class SchedulerSide:
         if self.handoff is None:
             return False, None
         completed = request.status in COMPLETED and request.num_computed_tokens >= request.num_prompt_tokens
-        return self.handoff.finished(view(request), block_ids, completed=completed)
+        failed = request.status == RequestStatus.FINISHED_ERROR
+        return self.handoff.finished(view(request), block_ids, completed=completed, failed=failed)
 
     def plan(self, scheduler_output: Any) -> tuple[Plan, ReusePlan | None]:
         """Return this step's plans."""

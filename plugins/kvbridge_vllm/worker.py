@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from kvbridge.abc.connector import Outcome
 from kvbridge.connector.plan import Report
 from kvbridge.connector.reuse_plan import ReuseReport
+from kvbridge.control.endpoint import Endpoint
 from kvbridge_vllm.handoff_rank import HandoffRank
 from kvbridge_vllm.layout import cache_layout, refuse_unsupported
 from kvbridge_vllm.metrics import Differences, KVBridgeStats
 from kvbridge_vllm.reuse_rank import ReuseRank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -33,6 +34,7 @@ class WorkerSide:
         kv_cache_config: This worker's.
         handoff_half: Class of the worker half of hand-overs.
         reuse_half: Class of the worker half of reuse.
+        endpoint: Makes the control endpoint of hand-overs, from what `Endpoint` takes.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class WorkerSide:
         kv_cache_config: Any,
         handoff_half: type[HandoffWorker],
         reuse_half: type[ReuseWorker],
+        endpoint: Callable[..., Endpoint] = Endpoint,
     ) -> None:
         refuse_unsupported(vllm_config, kv_cache_config)
         self._kv_cache_config = kv_cache_config
@@ -50,7 +53,7 @@ class WorkerSide:
         self._reuse: ReuseRank | None = None
         self._closed = False
         if config.handoff is not None:
-            self._handoff = HandoffRank(config, config.handoff, vllm_config, kv_cache_config, handoff_half)
+            self._handoff = HandoffRank(config, config.handoff, vllm_config, kv_cache_config, handoff_half, endpoint)
         if config.reuse:
             self._reuse = ReuseRank(config, vllm_config, kv_cache_config, reuse_half)
 

@@ -126,6 +126,12 @@ class IgnoresTheLease(Wrapping):
             return self.inner.insert(key, payload, **options)
 
 
+class ForgetsNotes(Wrapping):
+    class buffer(Buffer):  # noqa: N801
+        def insert(self, key: Key, payload: Any, *, note: bytes = b"", **options: Any) -> Transfer[None]:
+            return super().insert(key, payload, note=note[:100], **options)
+
+
 class DropsClaimsWithTheLease(Wrapping):
     """Lets a lease end although somebody holds a claim."""
 

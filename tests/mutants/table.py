@@ -96,6 +96,7 @@ KILLED_BY: dict[type, str] = {
     buffers.CountsWrongly: "buffer/37-stats",
     buffers.ForgetsGenerations: "buffer/38-generation",
     moves.DoneBeforeItsThread: "buffer/39-final",
+    buffers.ForgetsNotes: "buffer/42-note",
     # the connector's halves
     buffers.AnswersTwice: "connector/01-handover",
     buffers.SkipsNothing: "connector/02-local-prefix",

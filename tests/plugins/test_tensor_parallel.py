@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,11 +25,12 @@ from tests.plugins.reuse_engines import BLOCK_BYTES, forget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from kvbridge_vllm.launch import Engine
 
 pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PATIENT = {"claim_timeout": 300, "peer_timeout": 300, "lease": 900}
 """Four workers that spin on two cores keep each other from running for seconds: nothing here is about time."""
@@ -37,13 +39,26 @@ PATIENT = {"claim_timeout": 300, "peer_timeout": 300, "lease": 900}
 LONG = pytest.mark.skipif(not os.environ.get("KVBRIDGE_LONG"), reason="takes minutes: KVBRIDGE_LONG=1 runs it")
 
 
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults-of-ranks")
+
+
 @pytest.fixture(scope="module", params=["cpu", pytest.param("nixl", marks=LONG)])
-def pair(request: pytest.FixtureRequest, folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]:
+def pair(
+    request: pytest.FixtureRequest, folder: Path, checkpoint: Path, faults: Path
+) -> Iterator[tuple[Engine, Engine]]:
     config = transfer_config("kv_both")
     reuse = {"capacity": "64MiB", "share": True}
-    config["kv_connector_extra_config"] = {"handoff": {"backend": request.param}, "reuse": reuse, **PATIENT}
+    config["kv_connector_extra_config"] = {
+        "handoff": {"backend": request.param},
+        "reuse": reuse,
+        "checksum": True,
+        **PATIENT,
+    }
     config["kv_connector"] = "NixlConnector"
-    config["kv_connector_module_path"] = "kvbridge_vllm.nixl_alias"
+    config["kv_connector_module_path"] = "tests.plugins.fault_connector"
+    config["kv_load_failure_policy"] = "recompute"
     specs = [
         EngineSpec(
             name,
@@ -52,7 +67,7 @@ def pair(request: pytest.FixtureRequest, folder: Path, checkpoint: Path) -> Iter
             tensor_parallel_size=2,
             cpus="0|1",
             extra_args=ENGINE_ARGS,
-            env=DEV_MODE,
+            env={**DEV_MODE, "KVBRIDGE_TEST_FAULTS": str(faults), "PYTHONPATH": str(ROOT)},
         )
         for name in ("two-ranks-a", "two-ranks-b")
     ]
@@ -94,7 +109,23 @@ def test_one_rank_that_cannot_load_makes_the_request_fail_as_a_whole_once(pair: 
     assert [decode(first, tokens, each) for tokens, each in zip(prompts, params, strict=True)] == expected
     assert eventually(lambda: counter(first, "recomputed") == recomputed + 1)
     assert eventually(lambda: counter(first, "loads") == loads + 2)
+    assert "rank 1: " in first.log_text()
     assert first.healthy()
+
+
+def test_damage_in_one_rank_makes_the_load_fail_as_a_whole_once(pair: tuple[Engine, Engine], faults: Path) -> None:
+    first, _ = pair
+    tokens = prompt(90, seed=106)
+    expected, params = plain(first, tokens), prefill(first, tokens)
+    forget(first)
+    failed = counter(first, "failed_loads")
+    (faults / "corrupt-1").touch()
+    assert decode(first, tokens, params) == expected
+    (faults / "corrupt-1").unlink()
+    assert eventually(lambda: counter(first, "failed_loads") == failed + 1)
+    assert counter(first, "failures", operation="load", error="CorruptedError") == 1
+    assert "rank 1 could not load the KV of request" in first.log_text()
+    assert "rank 0 could not load the KV of request" not in first.log_text()
 
 
 def test_two_ranks_keep_blocks_and_load_them_back_in_either_engine(pair: tuple[Engine, Engine]) -> None:

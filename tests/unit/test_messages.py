@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import typing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -202,3 +207,15 @@ def test_a_message_with_bytes_changed_cut_or_added_is_refused_by_msgspec(kind: t
 def test_nesting_without_end_is_refused_and_does_not_crash(opening: bytes, depth: int) -> None:
     with pytest.raises(DROPPED):
         decode(opening * depth)
+
+
+def test_bytes_that_nobody_would_send_are_refused_and_take_little_memory(tmp_path: Path) -> None:
+    pytest.importorskip("atheris", reason="atheris has no build for this platform")
+    script = Path(__file__).resolve().parents[2] / "scripts" / "fuzz_messages.py"
+    seconds = "60" if os.environ.get("KVBRIDGE_LONG") else "5"
+    command = [sys.executable, str(script), seconds]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (units,) = re.findall(r"number_of_executed_units: (\d+)", done.stderr)
+    assert int(units) > 1000
+    assert f"{len(KINDS)} files found" in done.stderr

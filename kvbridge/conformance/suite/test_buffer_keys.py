@@ -10,6 +10,7 @@ import msgspec
 
 from kvbridge.conformance.checks import RequirementError, eventually, require, require_equal, require_raises
 from kvbridge.conformance.requirement import must
+from kvbridge.control.messages import MAX_NOTE
 from kvbridge.errors import (
     BindingMismatchError,
     BusyError,
@@ -199,6 +200,20 @@ def test_claim(world: World) -> None:
     for name in ("filled", "released"):
         require_raises(BusyError, partial(consumer.fill, name, value), f"filling a claim that was {name}")
     consumer.take(world.key("k", producer), value, verb="select")
+
+
+@must("buffer/42-note", needs=("buffer", "tensors"))
+def test_note(world: World) -> None:
+    """What a producer notes of a value, up to 48 KiB, comes with its claim, byte for byte; longer notes are refused."""
+    producer, consumer = world.peer(), world.node(name="consumer")
+    value = world.value(3000)
+    notes = {"none": b"", "short": b"\x00note", "longest": bytes(range(256)) * (MAX_NOTE // 256)}
+    for key, note in notes.items():
+        producer.insert(key, value, note=note)
+        consumer.claim(key, world.key(key, producer))
+        require_equal(consumer.claims[key].note, note, "the note that came with the claim")
+        consumer.fill(key, value)
+    require_raises(ConfigError, lambda: producer.insert("k", value, note=bytes(MAX_NOTE + 1)), "a note that is too long")
 
 
 @must("buffer/30-claim-takes", needs=("buffer", "tensors", "takes"))

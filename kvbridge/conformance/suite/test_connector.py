@@ -9,7 +9,8 @@ from kvbridge.abc.connector import Outcome, RequestView
 from kvbridge.conformance.checks import require, require_equal
 from kvbridge.conformance.requirement import must
 from kvbridge.conformance.values import Cache, Geometry, PagesValue, packed
-from kvbridge.connector.handoff_scheduler import HandoffScheduler, HandoffSettings
+from kvbridge.connector.handoff_scheduler import HandoffScheduler
+from kvbridge.connector.handoff_state import HandoffSettings
 from kvbridge.connector.handoff_worker import HandoffWorker
 from kvbridge.memory.layout import CacheLayout
 

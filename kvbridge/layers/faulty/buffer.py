@@ -47,7 +47,9 @@ class FaultyBuffer(LookupBuffer):
         self._inserts.check(CALL_KINDS, "a call of a buffer")
         self._selects.check(CALL_KINDS, "a call of a buffer")
 
-    def insert(self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0) -> Transfer[None]:
+    def insert(
+        self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0, note: bytes = b""
+    ) -> Transfer[None]:
         """Make a value available, with faults. See `LookupBuffer.insert`."""
         event = self._inserts.take()
         event.stall()
@@ -66,9 +68,9 @@ class FaultyBuffer(LookupBuffer):
                 twin = copy_of(payload)
         except KVBridgeError as error:
             return _failed(f"inserting {key.id!r}", error)
-        inserted = self.inner.insert(key, payload, digest=digest, lease=lease)
+        inserted = self.inner.insert(key, payload, digest=digest, lease=lease, note=note)
         if twin is not None:
-            self.inner.insert(key, twin, digest=digest, lease=lease)
+            self.inner.insert(key, twin, digest=digest, lease=lease, note=note)
         return inserted
 
     def claim(self, key: Key, *, digest: bytes = b"", take: bool = True, timeout: float = 0.0) -> Transfer[Claim]:
@@ -132,6 +134,7 @@ class _SpoiltClaim(Claim):
 
     def __init__(self, inner: Claim, event: Event) -> None:
         self.spec: Spec = inner.spec
+        self.note = inner.note
         self._inner = inner
         self._event = event
 
