@@ -116,6 +116,10 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             connect, and the control plane is encrypted. Both sides need one, or neither.
         checksum: Whether each block of a hand-over carries a checksum that the decode engine verifies. Both sides need
             it, or neither. For KV in host memory; needs the package xxhash.
+        mode: `"GET"`: a value waits at the prefill engine until its decode request asks for it. `"PUT"`: it is pushed
+            to the decode engine that the router names in the request's id, as soon as that has room. `"PUT_ASYNC"`:
+            the prefill engine has its blocks back when a copy is made, and the copy is pushed. For KV in host memory.
+        room: Bytes of host memory that each worker has for values that are pushed to it, or that it pushes.
         trace: Folder in which each process writes the life of every hand-over, for `kvbridge trace`.
         discovery: Where a router listens for engines that make themselves known; by default they do not.
         model_id: Name of the model for the check of two engines against each other; the model path by default.
@@ -136,6 +140,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     peer_timeout: float = 6.0
     secret_file: str = ""
     checksum: bool = False
+    mode: Literal["GET", "PUT", "PUT_ASYNC"] = "GET"
+    room: int | str = "1GiB"
     trace: str = ""
     discovery: DiscoveryConfig | None = None
     model_id: str = ""

@@ -1,9 +1,10 @@
 """What can be checked of kvbridge on a machine with a GPU, in a few minutes: run it on the day one is at hand.
 
-It prints one JSON object: the machine, what is installed, which backends work, the conformance of those that move GPU
-memory, and the speed of pages between two processes, beside a plain copy on the device. Safe to run twice.
+It prints one JSON object: the machine, what is installed, which backends work, their conformance, the speed of pages
+between two processes beside a plain copy on the device, and two vLLM engines that hand KV over on the GPU. It ends
+within `--minutes`: what did not fit is said. What is known is in FILE after each part. Safe to run twice.
 
-    python scripts/gpu_check.py [--backend nixl] [--out FILE] [--conformance PREFIX ...]
+    python scripts/gpu_check.py [--backends nixl ...] [--out FILE] [--minutes 6] [--conformance PREFIX ...]
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,10 +30,19 @@ from kvbridge.conformance.peers import Host, RemoteNode
 from kvbridge.conformance.values import Geometry, PagesValue
 from kvbridge.errors import KVBridgeError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 PACKAGES = ("torch", "numpy", "pyzmq", "msgspec", "nixl-cu12", "nixl-cu13", "mooncake-transfer-engine", "vllm")
 PAGE = 64 << 10
-SIZES = (1, 64, 1024, 8192)
-ROUNDS = 7
+SIZES = (1, 64, 1024, 4096)
+ROUNDS = 5
+
+QUICK = ["backend", "pipe/0", "buffer/0", "buffer/1", "fault/20", "fault/21"]
+"""What is run of the suite unless something else is asked for."""
+
+SPARE = 10
+"""Seconds for the end of the last part."""
 
 
 def machine() -> dict[str, Any]:
@@ -47,13 +57,13 @@ def machine() -> dict[str, Any]:
     return {"python": platform.python_version(), "gpus": gpus, "cuda": torch.version.cuda, "versions": versions}
 
 
-def conformance(backend: str, prefixes: list[str]) -> dict[str, Any]:
+def conformance(backend: str, prefixes: list[str], seconds: float) -> dict[str, Any]:
     """Run the suite; return what became of each requirement that did not simply pass."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.json"
         command = [sys.executable, "-m", "kvbridge.cli.main", "conformance", backend, *prefixes, "--json", str(out)]
         started = time.monotonic()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         if not out.exists():
             return {"exit_code": done.returncode, "said": (done.stdout + done.stderr)[-2000:]}
         report = json.loads(out.read_text())
@@ -112,6 +122,15 @@ def speed(backend: str, device: str) -> list[dict[str, Any]]:
         host.end()
 
 
+def hand_over(backend: str, seconds: float) -> dict[str, Any]:
+    """Let two engines and a router answer three questions, beside an engine that does so alone."""
+    command = [sys.executable, str(Path(__file__).parent / "demo.py"), "--backend", backend]
+    started = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    took = round(time.monotonic() - started, 1)
+    return {"exit_code": done.returncode, "seconds": took, "said": (done.stdout + done.stderr)[-3000:]}
+
+
 def attempt(call: Any, *arguments: Any) -> Any:
     """Make a part of the check; a failure is a finding, and the other parts go on."""
     try:
@@ -122,24 +141,35 @@ def attempt(call: Any, *arguments: Any) -> Any:
         return {"failed": traceback.format_exc()[-3000:]}
 
 
+def parts(backends: list[str], prefixes: list[str]) -> Iterator[tuple[str, float, Any]]:
+    """Name each part, the seconds that it takes at least, and what it calls with the seconds that are left."""
+    for backend in backends:
+        for device in ("cuda:0", "cpu"):
+            yield f"speed {backend} {device}", 20, lambda _, b=backend, d=device: speed(b, d)
+    for backend in backends:
+        yield f"conformance {backend}", 30, lambda left, b=backend: conformance(b, prefixes, min(left, 90))
+    for backend in backends:
+        yield f"hand-over {backend}", 90, lambda left, b=backend: hand_over(b, left)
+
+
 def main() -> None:
-    """Run all parts."""
+    """Run all parts, as far as the time goes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="nixl")
+    parser.add_argument("--backends", nargs="*", default=["nixl", "nccl", "mooncake", "cpu"])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--conformance", nargs="*", default=[""])
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--conformance", nargs="*", default=QUICK)
     arguments = parser.parse_args()
+    end = time.monotonic() + 60 * arguments.minutes - SPARE
     found: dict[str, Any] = {"machine": machine()}
     backends = [sys.executable, "-m", "kvbridge.cli.main", "backends", "--json"]
     found["backends"] = json.loads(subprocess.run(backends, capture_output=True, text=True, check=False).stdout or "[]")
-    for device in ("cpu", "cuda:0"):
-        found[f"speed {device}"] = attempt(speed, arguments.backend, device)
-    prefixes = [prefix for prefix in arguments.conformance if prefix]
-    found["conformance"] = attempt(conformance, arguments.backend, prefixes)
-    text = json.dumps(found, indent=2)
-    if arguments.out is not None:
-        arguments.out.write_text(text)
-    print(text)
+    for name, least, call in parts(arguments.backends, arguments.conformance):
+        left = end - time.monotonic()
+        found[name] = attempt(call, left) if left >= least else f"left out: {left:.0f} s were left"
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(found, indent=2))
+    print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

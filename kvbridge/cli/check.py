@@ -38,6 +38,7 @@ VLLM_FIELDS = (
 MUST_AGREE: dict[str, Callable[[ConnectorConfig], str | None]] = {
     "backend": lambda config: config.handoff.backend if config.handoff else None,
     "model_id": lambda config: config.model_id,
+    "mode": lambda config: "GET" if config.mode == "GET" else "PUT or PUT_ASYNC",
     "checksum": lambda config: str(config.checksum).lower(),
 }
 """What has to be equal in both engines."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge import tracing
 from kvbridge.abc.connector import RequestView, SchedulerHalf
+from kvbridge.connector.consumers import consumers
 from kvbridge.connector.handoff_state import FEWEST, HandoffSettings, State, Wanted
 from kvbridge.connector.params import (
     VERSION,
@@ -238,7 +239,8 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
     def _hand_over(self, request: RequestView, block_ids: list[int]) -> dict[str, Any]:
         digest = request.digest()
         key = uuid.uuid4().hex
-        self._plan.saves.append(SaveOrder(request.id, key, digest, tuple(block_ids)))
+        to = consumers(request.id, self._settings.ranks) if self._settings.pushes else ()
+        self._plan.saves.append(SaveOrder(request.id, key, digest, tuple(block_ids), to))
         self.counters["handed_over"] += 1
         tracing.mark("prefilled", request.id, key=key, tokens=request.num_tokens, blocks=len(block_ids))
         handoff = Handoff(

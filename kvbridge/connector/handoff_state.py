@@ -46,6 +46,7 @@ class HandoffSettings:
         consumes: Whether it decodes what others prefilled.
         claim_timeout: Seconds that the prefill engine may take to answer.
         min_tokens: Fewer missing tokens than this are computed rather than fetched.
+        pushes: Whether values are pushed to the decode engine that a request's id names.
     """
 
     engine_id: str
@@ -55,3 +56,4 @@ class HandoffSettings:
     consumes: bool
     claim_timeout: float
     min_tokens: int = FEWEST
+    pushes: bool = False

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.abc.connector import Outcome, WorkerHalf
@@ -17,12 +17,14 @@ from kvbridge.errors import BusyError, KVBridgeError, SpecMismatchError
 from kvbridge.transfer import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvbridge.memory import Pages
     from kvbridge.memory.layout import CacheLayout
 
 logger = logging.getLogger(__name__)
+
+Announce: TypeAlias = "Callable[[Key, Pages, bytes, str], None]"
 
 
 @dataclass(eq=False)
@@ -44,10 +46,18 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         rank: This worker's rank: it talks to the same rank of the other engine.
         claim_timeout: Seconds that the prefill engine may take to answer.
         lease: Seconds for which a value waits for its consumer.
+        announce: Tells a consumer at an address of a value that was inserted: its key, pages and digest.
     """
 
     def __init__(
-        self, buffer: LookupBuffer, layout: CacheLayout, *, rank: int, claim_timeout: float, lease: float
+        self,
+        buffer: LookupBuffer,
+        layout: CacheLayout,
+        *,
+        rank: int,
+        claim_timeout: float,
+        lease: float,
+        announce: Announce | None = None,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
@@ -57,6 +67,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         self._rank = rank
         self._claim_timeout = claim_timeout
         self._lease = lease
+        self._announce = announce
         self._claims: dict[int, Transfer[Claim]] = {}
         self._granted: dict[int, Claim] = {}
         self._loads: dict[str, _Load] = {}
@@ -188,7 +199,10 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
             pages = self._pages(order.block_ids)
             nbytes = pages.nbytes
             self.saving(order.request_id, pages)
-            transfer = self._buffer.insert(Key(order.key), pages, digest=order.digest, lease=self._lease)
+            key = Key(order.key)
+            transfer = self._buffer.insert(key, pages, digest=order.digest, lease=self._lease)
+            if order.to and self._announce is not None and not transfer.error:
+                self._announce(key, pages, order.digest, order.to[self._rank])
         except KVBridgeError as error:
             transfer = Transfer(f"handing over {order.request_id}")
             transfer.fail(error)

@@ -32,12 +32,16 @@ class RemoteKey:
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """Hand these blocks over under a key, then report the request as sent."""
+    """Hand these blocks over under a key, then report the request as sent.
+
+    `to` names the control address of each rank of the engine that they are pushed to, if any.
+    """
 
     request_id: str
     key: str
     digest: bytes
     block_ids: tuple[int, ...]
+    to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -248,6 +248,15 @@ class Drop(_Message, frozen=True):
     keys: Annotated[tuple[KeyId, ...], Meta(max_length=MAX_KEYS)]
 
 
+class Push(_Message, frozen=True):
+    """Producer to consumer: a value of so many bytes is here for you. Take it if you have room, or ask for it later."""
+
+    channel: Word
+    key: KeyId
+    digest: Digest
+    nbytes: Seq
+
+
 Handshake: TypeAlias = Hello | Welcome | Refused | Ping | Pong | Bye | Fence | Fenced
 Routed: TypeAlias = (
     Offer
@@ -265,6 +274,7 @@ Routed: TypeAlias = (
     | Ask
     | Answer
     | Drop
+    | Push
 )
 Message: TypeAlias = Handshake | Routed
 

@@ -11,16 +11,17 @@ import struct
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvbridge.abc.buffer import Claim, Key, LookupBuffer
-from kvbridge.buffers.chain import fill_claim
+from kvbridge.abc.buffer import Claim
 from kvbridge.control.messages import MAX_NOTE
 from kvbridge.errors import CapacityError, ClosedError, CorruptedError, KeyDroppedError, KVBridgeError, ProtocolError
+from kvbridge.layers.passing_buffer import PassingBuffer
 from kvbridge.memory.checksums import SUM_BYTES, block_sums, new_hash
 from kvbridge.transfer import Transfer, cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from kvbridge.abc.buffer import Key, LookupBuffer
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.memory import Payload, Spec
 
@@ -35,7 +36,7 @@ SUMS = (MAX_NOTE - HEAD.size) // SUM_BYTES
 """Checksums of one value at most."""
 
 
-class CheckedBuffer(LookupBuffer):
+class CheckedBuffer(PassingBuffer):
     """A buffer whose values are verified. Both sides need one. Close it: it closes the one inside.
 
     Args:
@@ -48,7 +49,7 @@ class CheckedBuffer(LookupBuffer):
 
     def __init__(self, inner: LookupBuffer, endpoint: Endpoint) -> None:
         new_hash()
-        self.inner = inner
+        super().__init__(inner)
         self.counters: Counter[str] = Counter()
         self._endpoint = endpoint
         self._closed: KVBridgeError | None = None
@@ -108,18 +109,6 @@ class CheckedBuffer(LookupBuffer):
         claimed.on_done(came)
         return transfer
 
-    def drop_select(
-        self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
-    ) -> Transfer[None]:
-        """Take a value into `out`. See `LookupBuffer.drop_select`."""
-        return fill_claim(self.claim(key, digest=digest, take=True, timeout=timeout), out, skip)
-
-    def select(
-        self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
-    ) -> Transfer[None]:
-        """Copy a value into `out`. See `LookupBuffer.select`."""
-        return fill_claim(self.claim(key, digest=digest, take=False, timeout=timeout), out, skip)
-
     def verify(self, filled: Transfer[None], out: Payload, expected: bytes, what: str) -> Transfer[None]:
         """Compare what a transfer filled with the checksums of its producer. For claims."""
         current: list[_Summing] = []
@@ -156,10 +145,6 @@ class CheckedBuffer(LookupBuffer):
         transfer: Transfer[None] = Transfer(filled.what, cancel)
         filled.on_done(landed)
         return transfer
-
-    def contains(self, keys: Sequence[Key], *, timeout: float = 0.0) -> Transfer[list[bool]]:
-        """Ask the buffer inside."""
-        return self.inner.contains(keys, timeout=timeout)
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Give up values, those included whose checksums are not known yet. See `LookupBuffer.drop`."""

@@ -53,9 +53,9 @@ class Discovery:
     def __init__(self, config: DiscoveryConfig, role: str) -> None:
         host, _, port = config.http.rpartition(":")
         self._http = (host.strip("[]"), int(port))
-        self._message = msgspec.msgpack.encode(
-            {"type": KINDS[role], "http_address": config.http, "zmq_address": config.http}
-        )
+        self._http_address, self._kind = config.http, KINDS[role]
+        self._message = b""
+        self.set_control(config.http)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -63,6 +63,12 @@ class Discovery:
         self._socket.connect(f"tcp://{config.router}")
         self._woken = threading.Event()
         self._loop = Loop("discovery", self._step, self._woken.set, self._ended)
+
+    def set_control(self, address: str) -> None:
+        """Set what the router writes into the ids of requests that are for this engine."""
+        self._message = msgspec.msgpack.encode(
+            {"type": self._kind, "http_address": self._http_address, "zmq_address": address}
+        )
 
     def close(self) -> None:
         """Say nothing more. Idempotent, bounded."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kvbridge.config import parse_bytes
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.control.secret import read_secret
 from kvbridge.errors import ConfigError
 from kvbridge.layers.checked import CheckedBuffer
+from kvbridge.layers.pushing import PushingBuffer
+from kvbridge.layers.queued import QueuedBuffer
 from kvbridge.memory import checksums
+from kvbridge.memory.host_pool import HostPool
 from kvbridge.registry import create_backend
 from kvbridge_vllm.layout import fingerprint
 from kvbridge_vllm.metrics import figures
@@ -19,12 +23,27 @@ if TYPE_CHECKING:
 
     from kvbridge.abc.connector import Outcome
     from kvbridge.config import ConnectorConfig, HandoffConfig
-    from kvbridge.connector.handoff_worker import HandoffWorker
+    from kvbridge.connector.handoff_worker import Announce, HandoffWorker
     from kvbridge.connector.plan import Plan, Report
     from kvbridge.memory.layout import CacheLayout
     from kvbridge_vllm.metrics import Figures
 
 logger = logging.getLogger(__name__)
+
+CHANGES = (
+    "verified",
+    "pushed",
+    "push_taken",
+    "push_declined",
+    "push_expired",
+    "push_failed",
+    "push_lost",
+    "queued",
+    "queue_full",
+    "received_values",
+    "received_bytes",
+)
+"""Figures of layers around the buffer, where there are any."""
 
 
 class HandoffRank:
@@ -64,11 +83,12 @@ class HandoffRank:
     def register(self, layout: CacheLayout, rank: int) -> None:
         """Take the cache: from here on this rank can be reached."""
         config, transfer = self._config, self._vllm_config.kv_transfer_config
-        if config.checksum and any(region.device != "cpu" for region in layout.regions):
-            raise ConfigError(
-                "kv_connector_extra_config.checksum: checksums are computed by the CPU, this engine's KV is on "
-                f"{layout.regions[0].device}; turn them off on both engines"
-            )
+        for name, wanted in (("checksum", config.checksum), ("mode", config.mode != "GET")):
+            if wanted and any(region.device != "cpu" for region in layout.regions):
+                raise ConfigError(
+                    f"kv_connector_extra_config.{name}: {getattr(config, name)!r} is for KV in host memory, this "
+                    f"engine's is on {layout.regions[0].device}; leave it out"
+                )
         self._backend.register(layout.regions)
         self._endpoint = self._endpoint_class(
             self._backend,
@@ -85,8 +105,14 @@ class HandoffRank:
         self._buffer = self._backend.open_buffer(self._endpoint, lease=config.lease, timeout=config.transfer_timeout)
         if config.checksum:
             self._buffer = CheckedBuffer(self._buffer, self._endpoint)
+        announce = self._push(self._endpoint, transfer) if config.mode != "GET" else None
         self._half = self._half_class(
-            self._buffer, layout, rank=rank, claim_timeout=config.claim_timeout, lease=config.lease
+            self._buffer,
+            layout,
+            rank=rank,
+            claim_timeout=config.claim_timeout,
+            lease=config.lease,
+            announce=announce,
         )
         logger.info(
             "kvbridge: rank %d hands over KV by the backend %r, control address %s, %d regions",
@@ -95,6 +121,16 @@ class HandoffRank:
             self._endpoint.address,
             len(layout.regions),
         )
+
+    def _push(self, endpoint: Endpoint, transfer: Any) -> Announce:
+        """Put what pushes values, and takes what is pushed, around the buffer."""
+        config = self._config
+        size = parse_bytes(config.room, "kv_connector_extra_config.room")
+        if config.mode == "PUT_ASYNC" and transfer.is_kv_producer:
+            self._buffer = QueuedBuffer(self._buffer, endpoint, HostPool(size))
+        room = HostPool(size) if transfer.is_kv_consumer else None
+        self._buffer = pushing = PushingBuffer(self._buffer, endpoint, room, lease=config.lease)
+        return pushing.announce
 
     def directory(self) -> tuple[str, int] | None:
         """Return this rank's control address and incarnation."""
@@ -125,7 +161,7 @@ class HandoffRank:
             "failed_saves": half.counters["failed_saves"],
             **figures("", half.failures, half.durations),
             "expired": held.get("expired", 0.0),
-            "verified": held.get("verified", 0.0),
+            **{name: held[name] for name in CHANGES if name in held},
             "taken": held.get("taken", 0.0),
             "held_values": held.get("entries", 0.0),
             "held_bytes": held.get("bytes", 0.0),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
+from kvbridge.connector.consumers import name
 from kvbridge.connector.handoff_scheduler import HandoffScheduler
 from kvbridge.connector.handoff_state import HandoffSettings
 from kvbridge.connector.plan import Plan
@@ -54,6 +55,7 @@ class SchedulerSide:
                     consumes=transfer.is_kv_consumer,
                     claim_timeout=config.claim_timeout,
                     min_tokens=config.min_tokens,
+                    pushes=config.mode != "GET",
                 )
             )
         if config.reuse:
@@ -73,6 +75,8 @@ class SchedulerSide:
         ranks = [directory[rank] for rank in sorted(directory)]
         if self.handoff is not None:
             self.handoff.set_directory([address for address, _ in ranks], [generation for _, generation in ranks])
+        if self._discovery is not None:
+            self._discovery.set_control(name([address for address, _ in ranks]))
 
     def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """Answer `get_num_new_matched_tokens`."""

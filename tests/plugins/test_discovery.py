@@ -15,6 +15,7 @@ from kvbridge.config import DiscoveryConfig, connector_config
 from kvbridge.errors import ConfigError
 from kvbridge_vllm import discovery
 from kvbridge_vllm.discovery import Discovery, role_of
+from tests.plugins.engines import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,8 @@ def test_an_engine_is_known_as_long_as_its_server_answers(router: tuple[str, zmq
         host, port = http.split(":")
         with socket.create_server((host, int(port))):
             assert heard(listening, 5) == {"type": "D", "http_address": http, "zmq_address": http}
+            made.set_control("10.0.0.1:5,10.0.0.1:6")
+            assert eventually(lambda: heard(listening, 5)["zmq_address"] == "10.0.0.1:5,10.0.0.1:6")
             assert heard(listening, 5) is not None, "again and again: a router forgets who is silent"
     finally:
         made.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,23 +48,24 @@ def discovery() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-@pytest.fixture(scope="module", params=["mooncake", "mooncake-store", "nccl"])
+@pytest.fixture(scope="module", params=["mooncake", "mooncake-store", "nccl", "nccl PUT", "nccl PUT_ASYNC"])
 def pair(
     request: pytest.FixtureRequest, folder: Path, checkpoint: Path, services: Services, discovery: str
 ) -> Iterator[tuple[Engine, Engine]]:
-    options = {"master": services.master} if request.param == "mooncake-store" else {}
+    backend, _, mode = request.param.partition(" ")
+    options = {"master": services.master} if backend == "mooncake-store" else {}
     secret = folder / "secret"  # here, so that it is seen to work between engines
     secret.write_text("a secret that both engines know")
     secret.chmod(0o600)
-    extra: dict[str, Any] = {"options": options, "lease": 60, "secret_file": str(secret)}
+    extra: dict[str, Any] = {"options": options, "lease": 60, "secret_file": str(secret), "mode": mode or "GET"}
     ports = [free_port(), free_port()]
     specs = [
         EngineSpec(
-            f"{request.param}-{role}",
+            f"{request.param.replace(' ', '-')}-{role}",
             checkpoint,
             kv_transfer_config=transfer_config(
                 role,
-                backend=request.param,
+                backend=backend,
                 discovery={"router": discovery, "http": f"127.0.0.1:{ports[index]}"},
                 **extra,
             ),
@@ -76,6 +78,10 @@ def pair(
     ]
     with running(specs, folder) as engines:
         yield engines[0], engines[1]
+
+
+def text_of(answer: Any) -> str:
+    return str(answer["choices"][0]["text"])
 
 
 @pytest.mark.parametrize("length", [33, 200, 1000])
@@ -110,20 +116,34 @@ def test_params_of_another_prompt_are_of_no_use(pair: tuple[Engine, Engine], ora
 def test_a_router_finds_engines_that_make_themselves_known(
     pair: tuple[Engine, Engine], oracle: Engine, discovery: str, folder: Path
 ) -> None:
-    consumer = pair[1]
-    tokens = prompt(150, seed=926)
+    producer, consumer = pair
+    prompts = [prompt(150 + 100 * index, seed=926) for index in range(6)]
     loads = counter(consumer, "loads")
-    expected = oracle.complete(tokens, max_tokens=8)["choices"][0]["text"]
-    body = {"model": consumer.spec.model.name, "prompt": tokens, "max_tokens": 8, "temperature": 0}
+    expected = [text_of(oracle.complete(tokens, max_tokens=8)) for tokens in prompts]
     router = Router([], [], folder, name="finds", extra_args=["--vllm-discovery-address", discovery])
+
+    def ask(tokens: list[int]) -> tuple[int, Any]:
+        body = {"model": consumer.spec.model.name, "prompt": tokens, "max_tokens": 8, "temperature": 0}
+        return client.request("POST", f"{router.url}/v1/completions", body)
+
     try:
         router.wait_ready(60)
-        assert eventually(lambda: client.request("POST", f"{router.url}/v1/completions", body)[0] == 200, 30)
-        answer = client.request("POST", f"{router.url}/v1/completions", body)[1]
+        assert eventually(lambda: ask(prompt(40, seed=926))[0] == 200, 30)
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(ask, prompts))
     finally:
         router.stop()
-    assert answer["choices"][0]["text"] == expected
-    assert eventually(lambda: counter(consumer, "loads") > loads)
+    assert [text_of(answer) for _, answer in answers] == expected
+    assert eventually(lambda: counter(consumer, "loads") == loads + 7)
+    for engine in pair:
+        plain(engine, prompt(3, seed=1), max_tokens=1)  # statistics flow with the engine's steps
+    if "PUT" in producer.spec.name:
+        assert eventually(lambda: counter(producer, "pushed") == 7)
+        assert eventually(lambda: counter(consumer, "push_taken") == 7)
+        queued = counter(producer, "handed_over") if "ASYNC" in producer.spec.name else 0
+        assert eventually(lambda: counter(producer, "queued") == queued)
+    for name in ("received_values", "received_bytes"):
+        assert eventually(lambda name=name: counter(consumer, name) == 0), name
 
 
 def test_the_decode_engine_survives_the_death_of_the_prefill_engine(

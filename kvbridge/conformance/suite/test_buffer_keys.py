@@ -213,7 +213,8 @@ def test_note(world: World) -> None:
         consumer.claim(key, world.key(key, producer))
         require_equal(consumer.claims[key].note, note, "the note that came with the claim")
         consumer.fill(key, value)
-    require_raises(ConfigError, lambda: producer.insert("k", value, note=bytes(MAX_NOTE + 1)), "a note that is too long")
+    too_long = bytes(MAX_NOTE + 1)
+    require_raises(ConfigError, lambda: producer.insert("k", value, note=too_long), "a note that is too long")
 
 
 @must("buffer/30-claim-takes", needs=("buffer", "tensors", "takes"))

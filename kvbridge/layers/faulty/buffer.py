@@ -9,12 +9,11 @@ from kvbridge.abc import Claim, Key, LookupBuffer
 from kvbridge.errors import KeyUnknownError, KVBridgeError, TransportError
 from kvbridge.layers.faulty.payload import copy_of, scratch, spoil, spoil_when_filled
 from kvbridge.layers.faulty.plan import Event, Faults, Kind
+from kvbridge.layers.passing_buffer import PassingBuffer
 from kvbridge.memory import spec_of
 from kvbridge.transfer import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from kvbridge.memory import Payload, Spec
 
 T = TypeVar("T")
@@ -22,7 +21,7 @@ T = TypeVar("T")
 CALL_KINDS: tuple[Kind, ...] = ("delay", "drop", "duplicate", "truncate", "corrupt", "fail", "kill")
 
 
-class FaultyBuffer(LookupBuffer):
+class FaultyBuffer(PassingBuffer):
     """A buffer with faults. Close it: it closes the one inside.
 
     - "delay" keeps the caller; "fail" fails the transfer, and the buffer inside is not asked.
@@ -41,7 +40,7 @@ class FaultyBuffer(LookupBuffer):
     """
 
     def __init__(self, inner: LookupBuffer, *, insert: Faults | None = None, select: Faults | None = None) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._inserts = insert or Faults()
         self._selects = select or Faults()
         self._inserts.check(CALL_KINDS, "a call of a buffer")
@@ -111,22 +110,6 @@ class FaultyBuffer(LookupBuffer):
             with contextlib.suppress(KVBridgeError):  # the caller has the transfer of the first
                 call(key, scratch(spec_of(out)), digest=digest, skip=skip, timeout=timeout)
         return spoil_when_filled(filled, out, event) if _spoils(event) else filled
-
-    def contains(self, keys: Sequence[Key], *, timeout: float = 0.0) -> Transfer[list[bool]]:
-        """Ask the buffer inside."""
-        return self.inner.contains(keys, timeout=timeout)
-
-    def drop(self, keys: Sequence[Key]) -> None:
-        """Tell the buffer inside."""
-        self.inner.drop(keys)
-
-    def stats(self) -> Mapping[str, float]:
-        """Return the numbers of the buffer inside."""
-        return self.inner.stats()
-
-    def close(self) -> None:
-        """Close the buffer inside."""
-        self.inner.close()
 
 
 class _SpoiltClaim(Claim):
