@@ -78,6 +78,9 @@ class _Arrival:
 class Arrivals:
     """What was pushed. All methods belong to the endpoint's thread, but `stats`.
 
+    Attributes:
+        asked: How many claims of a key are on their way to its producer: its request came before the push.
+
     Args:
         inner: By which values are taken from their producers.
         endpoint: Whose thread it is.
@@ -91,6 +94,7 @@ class Arrivals:
         self._endpoint = endpoint
         self._room = room
         self._lease = lease
+        self.asked: Counter[str] = Counter()
         self._arrivals: dict[str, _Arrival] = {}
         self._packings: set[Packing] = set()
         self._nbytes = 0
@@ -158,6 +162,9 @@ class Arrivals:
         """Take a value that a producer has for this side, if there is room."""
         if not isinstance(message, Push) or self._closed is not None or message.key in self._arrivals:
             return
+        if self.asked[message.key]:
+            self.counters["push_late"] += 1
+            return
         block = self._make_room(message.nbytes)
         if block is None:
             self.counters["push_declined"] += 1
@@ -203,7 +210,8 @@ class Arrivals:
         arrival.expiring = self._endpoint.after(self._lease, lambda: self._expire(arrival))
 
     def _fail(self, arrival: _Arrival, error: KVBridgeError) -> None:
-        self.counters["push_lost"] += not arrival.gone
+        if not arrival.gone:
+            self.counters["push_late" if isinstance(error, KeyConsumedError) else "push_lost"] += 1
         self._remove(arrival, error)
 
     def _expire(self, arrival: _Arrival) -> None:

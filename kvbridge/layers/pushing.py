@@ -88,13 +88,19 @@ class PushingBuffer(PassingBuffer):
             if not asked:
                 transfer.fail(cancelled(transfer.what))
 
+        def answered(done: Transfer[Claim]) -> None:
+            self._arrivals.asked.subtract([key.id])
+            self._arrivals.asked += Counter()  # without those that are none any more
+            done.hand_on(transfer)
+
         def claim() -> None:
             if self._closed is not None:
                 transfer.fail(self._closed)
                 return
             if not self._arrivals.claim(key, digest, take=take, timeout=timeout, transfer=transfer):
+                self._arrivals.asked[key.id] += 1
                 asked.append(self.inner.claim(key, digest=digest, take=take, timeout=timeout))
-                asked[0].on_done(lambda done: done.hand_on(transfer))
+                asked[0].on_done(answered)
 
         try:
             self._endpoint.call_now(claim)

@@ -37,6 +37,7 @@ CHANGES = (
     "push_declined",
     "push_expired",
     "push_failed",
+    "push_late",
     "push_lost",
     "queued",
     "queue_full",

@@ -33,6 +33,7 @@ COUNTERS = {
     "push_declined": "Values that were not taken in because there was no room: their requests ask for them",
     "push_expired": "Values that were taken in and not claimed before their lease ended, summed over ranks",
     "push_failed": "Decode engines that could not be told of a value, summed over ranks",
+    "push_late": "Values whose decode request came before they were taken in, summed over ranks",
     "push_lost": "Values that were to be taken in and did not arrive, summed over ranks",
     "queued": "Values that were copied, so that the prefill engine had its blocks back, summed over ranks",
     "queue_full": "Values that were not copied because there was no room: they stayed in the engine's blocks",

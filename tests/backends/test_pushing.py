@@ -212,6 +212,19 @@ def test_an_announcement_of_nothing_and_a_second_one_cost_nothing(ends: Ends) ->
     assert ends.there.stats()["push_taken"] == 1
 
 
+def test_a_push_that_comes_after_its_request_is_left_alone(ends: Ends) -> None:
+    claim = ends.there.claim(ends.key("k"), digest=b"d", timeout=20)
+    value, out = pages(1, [3]), pages(50, [4])
+    ends.here.announce(Key("k"), value, b"d", ends.sides[1].endpoint.address)
+    eventually(lambda: ends.there.stats().get("push_late", 0) == 1, 5, lambda: str(ends.there.stats()))
+    ends.here.insert(Key("k"), value, digest=b"d")
+    claim.wait(5).fill(out).wait(5)
+    assert content(out) == content(value)
+    ends.here.announce(Key("k"), value, b"d", ends.sides[1].endpoint.address)
+    eventually(lambda: ends.there.stats().get("push_late", 0) == 2, 5, lambda: str(ends.there.stats()))
+    ends.empty()
+
+
 def test_a_consumer_that_cannot_be_reached_is_counted_and_the_value_waits(ends: Ends) -> None:
     value = pages(1, [3])
     ends.here.insert(Key("k"), value, digest=b"d")
