@@ -109,7 +109,7 @@ class Endpoint:
         self._on_close: list[Callable[[KVBridgeError], None]] = []
         self._on_link: list[Callable[[Link], None]] = []
         self._inbound: dict[bytes, Link] = {}
-        self._dials: dict[tuple[str, int], Dial] = {}
+        self._dials: dict[str, list[Dial]] = {}
         self._closed = False
         self._closing = threading.Lock()
         self._reactor = Reactor(self._sockets, self._received, self.here.name, self.counters)
@@ -262,9 +262,9 @@ class Endpoint:
 
     def _route(self, link: Link, message: Message) -> None:
         if isinstance(message, Fence):
-            self.fences.asked(link)
+            self.fences.asked(link, message.xid)
         elif isinstance(message, Fenced):
-            self.fences.fenced(link)
+            self.fences.fenced(link, message.xid)
         elif isinstance(message, Routed):
             handler = link.handler(message.channel)
             if handler is not None:
@@ -295,18 +295,18 @@ class Endpoint:
             except KVBridgeError as error:
                 transfer.fail(error)
                 return
-            self._dials[address, generation] = dial
+            self._dials.setdefault(address, []).append(dial)
         dial.ask(transfer)
 
     def links(self) -> list[Link]:
         """Return every link that is up, dialled by either side."""
-        return [dial.link for dial in self._dials.values() if dial.link is not None and dial.link.up] + list(
+        return [dial.link for dial in self._all_dials() if dial.link is not None and dial.link.up] + list(
             self._inbound.values()
         )
 
     def drop(self, link: Link, error: KVBridgeError) -> None:
         """Take a link down, without a word to its peer."""
-        for dial in self._dials.values():
+        for dial in self._all_dials():
             if dial.link is link:
                 dial.end(error)
         for origin, one in list(self._inbound.items()):
@@ -315,22 +315,30 @@ class Endpoint:
 
     def _find_dial(self, address: str, generation: int) -> Dial | None:
         """Find an attempt or a link to this incarnation at this address."""
-        for (to, wanted), dial in self._dials.items():
-            fits = generation == wanted if dial.link is None else generation in (0, dial.link.peer.generation)
-            if to == address and not dial.over and fits:
+        for dial in self._dials.get(address, ()):
+            known = dial.generation if dial.link is None else dial.link.peer.generation
+            if not dial.over and (generation == known or (generation == 0 and dial.link is not None)):
                 return dial
         return None
+
+    def _all_dials(self) -> list[Dial]:
+        return [dial for dials in self._dials.values() for dial in dials]
+
+    def _forget_dial(self, dial: Dial) -> None:
+        self._dials[dial.address].remove(dial)
+        if not self._dials[dial.address]:
+            del self._dials[dial.address]
 
     def _beat(self) -> None:
         self.after(PING_INTERVAL, self._beat)  # first, so that it goes on whatever happens below
         now = time.monotonic()
-        for key, dial in list(self._dials.items()):
+        for dial in self._all_dials():
             if dial.link is not None:
                 dial.link.send(Ping())
                 if now - dial.link.heard > self.hung_after:
                     dial.end(lost(dial.link.peer.name, f"silent for more than {self.hung_after:g} s"))
             if dial.over:
-                del self._dials[key]
+                self._forget_dial(dial)
         for origin, link in list(self._inbound.items()):
             link.send(Pong())
             if now - link.heard > self.hung_after:
@@ -346,7 +354,7 @@ class Endpoint:
         self._when_still(time.monotonic() + STILL_TIMEOUT, lambda: self._leave(error, done))
 
     def _leave(self, error: KVBridgeError, done: Transfer[None]) -> None:
-        for dial in list(self._dials.values()):
+        for dial in self._all_dials():
             dial.end(error, tell=True)
         for origin, link in list(self._inbound.items()):
             self._drop_inbound(origin, link, error, tell=True)

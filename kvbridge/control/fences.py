@@ -10,6 +10,7 @@ incarnation does, the producer is dead.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import socket
 import time
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 RETRY = 0.5
 """Seconds between two attempts to reach a peer that was lost."""
+
+ASK_AGAIN = 2.0
+"""Seconds after which a question that was not answered is put again."""
 
 COMPLAIN = 10.0
 """Seconds between two warnings about memory that stays in quarantine."""
@@ -56,7 +60,8 @@ class Fences:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._lost: dict[tuple[str, int], _Lost] = {}
-        self._asked: dict[Link, tuple[_Lost, int]] = {}
+        self._asked: dict[tuple[Link, int], tuple[_Lost, int]] = {}
+        self._xids = itertools.count(1)
         self._unsettled: set[Link] = set()
 
     # -- the side that is written to --------------------------------------------------------------------------
@@ -72,9 +77,9 @@ class Fences:
         self._lost[key] = _Lost(peer, time.monotonic(), [released])
         self._try(self._lost[key])
 
-    def fenced(self, link: Link) -> None:
-        """Take a peer's word that everything before has ended."""
-        found = self._asked.pop(link, None)
+    def fenced(self, link: Link, xid: int) -> None:
+        """Take a peer's word that everything has ended that was before a question."""
+        found = self._asked.pop((link, xid), None)
         if found is not None:
             self._release(*found)
 
@@ -106,9 +111,10 @@ class Fences:
     def _dialled(self, one: _Lost, done: Transfer[Link]) -> None:
         if done.error is None:
             link = done.result()
-            self._asked[link] = one, len(one.released)
-            link.on_down(lambda _: self._not_answered(one, link))
-            link.send(Fence())
+            xid = next(self._xids)
+            self._asked[link, xid] = one, len(one.released)
+            link.on_down(lambda _: self._not_answered(one, link, xid))
+            self._ask(link, xid)
         elif isinstance(done.error, StaleGenerationError):
             self._release(one, len(one.released))
         elif isinstance(done.error, PeerLostError):
@@ -116,8 +122,14 @@ class Fences:
         else:
             self._again(one)
 
-    def _not_answered(self, one: _Lost, link: Link) -> None:
-        if self._asked.pop(link, None) is not None:
+    def _ask(self, link: Link, xid: int) -> None:
+        """Put a question again and again until it is answered: it may be lost, and so may the answer."""
+        if (link, xid) in self._asked:
+            link.send(Fence(xid))
+            self._endpoint.after(ASK_AGAIN, lambda: self._ask(link, xid))
+
+    def _not_answered(self, one: _Lost, link: Link, xid: int) -> None:
+        if self._asked.pop((link, xid), None) is not None:
             self._again(one)
 
     def _again(self, one: _Lost) -> None:
@@ -157,7 +169,7 @@ class Fences:
         self._unsettled.add(link)
         link.on_still(lambda: self._unsettled.discard(link))
 
-    def asked(self, link: Link) -> None:
+    def asked(self, link: Link, xid: int) -> None:
         """Answer a peer that wants to know when everything has ended that we moved to it over other links."""
         for other in self._endpoint.links():
             if other is not link and other.peer.generation == link.peer.generation:
@@ -167,9 +179,9 @@ class Fences:
         def still(one: Link) -> None:
             waiting.discard(one)
             if not waiting:
-                link.send(Fenced())
+                link.send(Fenced(xid))
 
         if not waiting:
-            link.send(Fenced())
+            link.send(Fenced(xid))
         for one in list(waiting):
             one.on_still(lambda one=one: still(one))  # type: ignore[misc]

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 MIN_RENEWAL = 0.05
 """Seconds between two renewals at least, whatever a sender promises."""
 
+ABORT_AGAIN = 0.5
+"""Seconds between two requests to stop moving: the request, or the answer to it, may have been lost."""
+
 LOST_GRACE = 0.5
 """Seconds that a read under way may go on after its sender was lost: what is in place already can still be had."""
 
@@ -242,9 +245,15 @@ class Incoming:
             return
         self.error = error  # what the transfer ends with, once its memory is safe
         if self._inbox.mover != "consumer":
-            self._inbox.link.send(Abort(self._inbox.channel, self.offered.seq))
+            self._abort()
         if self._inbox.mover != "producer":
             self._landing.abort()
+
+    def _abort(self) -> None:
+        """Ask the sender to stop moving, again and again until he says that he did, or the link is down."""
+        if not self._inbox.gone(self):
+            self._inbox.link.send(Abort(self._inbox.channel, self.offered.seq))
+            self.endpoint.after(ABORT_AGAIN, self._abort)
 
     def _close(self, error: KVBridgeError | None) -> None:
         self.error = error

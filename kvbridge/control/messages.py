@@ -112,11 +112,18 @@ class Bye(_Message, frozen=True):
 
 
 class Fence(_Message, frozen=True):
-    """Consumer to producer: tell me when nothing moves any more that you began to write to me over earlier links."""
+    """Consumer to producer: tell me when nothing moves any more that you began to write to me over earlier links.
+
+    It is sent again until the answer is here, with the same number.
+    """
+
+    xid: Seq
 
 
 class Fenced(_Message, frozen=True):
-    """Producer to consumer: nothing does."""
+    """Producer to consumer: nothing does that was under way when this `Fence` came."""
+
+    xid: Seq
 
 
 class Offer(_Message, frozen=True):

@@ -38,7 +38,7 @@ class Dial:
         self.link: Link | None = None
         self.error: KVBridgeError | None = None
         self._endpoint = endpoint
-        self._generation = generation
+        self.generation = generation
         self._waiting: list[Transfer[Link]] = []
         self._socket: Outbound = sockets.connect(address, self)
         self._socket.send(encode(Hello(PROTOCOL, endpoint.here)))
@@ -116,7 +116,7 @@ class Dial:
 
     def _welcomed(self, welcome: Welcome) -> None:
         peer = welcome.identity
-        if self._generation and peer.generation != self._generation:
+        if self.generation and peer.generation != self.generation:
             self._socket.send(encode(Bye(StaleGenerationError.code)))
             self.end(StaleGenerationError(f"{peer.name} at {self.address} was restarted: what it held before is gone"))
             return

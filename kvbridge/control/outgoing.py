@@ -125,8 +125,11 @@ class Outbox:
     def received(self, message: Routed) -> None:
         """Take a message of the receiver."""
         outgoing = self._offers.get(getattr(message, "seq", -1))
-        if outgoing is None:
-            return  # late news of an offer that has ended
+        if outgoing is None:  # late news of an offer that has ended
+            if isinstance(message, Abort):  # nothing moves for it any more, and the receiver waits to hear that
+                ended = cancelled("the transfer")
+                self._link.send(Landed(self._channel, message.seq, ended.code, text(ended)))
+            return
         if isinstance(message, Done):
             self._done(outgoing, taken=message.taken)
         elif isinstance(message, Renew):

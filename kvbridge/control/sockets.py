@@ -17,6 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvbridge.control.messages import MAX_MESSAGE_BYTES, Message, encode
 from kvbridge.control.secret import Keys
+from kvbridge.control.watch import Watch
 from kvbridge.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ MAX_SOCKETS = 16384
 """Sockets of an endpoint; a dialled peer takes three."""
 
 SHORT = 0.0005
-"""Seconds below which a wait is a sleep: ZeroMQ's poller counts milliseconds."""
+"""Seconds below which a wait is a sleep: polls count milliseconds."""
 
 MAX_FRAMES_PER_POLL = 64
 """Frames read from one socket before the others have their turn."""
@@ -59,6 +60,7 @@ class Outbound:
     def send(self, frame: bytes) -> None:
         """Send a frame; dropped when the socket is closed or its queue is full."""
         if self.dealer is not None:
+            self._owner.touch(self.dealer)
             with contextlib.suppress(zmq.Again):
                 self.dealer.send(frame, zmq.DONTWAIT)
 
@@ -110,9 +112,9 @@ class Sockets:
         self._waker.setblocking(False)
         self._woken.setblocking(False)
         self._outbound: dict[zmq.Socket[bytes], Outbound] = {}
-        self._poller = zmq.Poller()
-        self._poller.register(self._router, zmq.POLLIN)
-        self._poller.register(self._woken.fileno(), zmq.POLLIN)
+        self._watch = Watch(self._woken.fileno())
+        self._watch.add(self._router)
+        self.touch = self._watch.touch
 
     def wake(self) -> None:
         """Make `poll` return. Any thread."""
@@ -147,20 +149,21 @@ class Sockets:
             raise ConfigError(f"{address!r} is not an address that can be reached: {error.strerror}") from error
         self._outbound[dealer] = outbound
         self._outbound[outbound.monitor] = outbound
-        self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(outbound.monitor, zmq.POLLIN)
+        self._watch.add(dealer)
+        self._watch.add(outbound.monitor)
         return outbound
 
     def forget(self, outbound: Outbound, dealer: zmq.Socket[bytes]) -> None:
         """Stop polling a peer's socket that is about to be closed."""
         for watched in (dealer, outbound.monitor):
             self._outbound.pop(watched, None)
-            self._poller.unregister(watched)
+            self._watch.remove(watched)
 
     def sender(self, origin: bytes, gone: Callable[[bytes], None]) -> Callable[[bytes], None]:
         """Return a function that sends frames to a peer that dialled us; `gone(origin)` if it is not there."""
 
         def send(frame: bytes) -> None:
+            self.touch(self._router)
             try:
                 self._router.send_multipart([origin, frame], zmq.DONTWAIT)
             except zmq.Again:
@@ -182,14 +185,15 @@ class Sockets:
             says that its connection is gone.
         """
         frames: list[tuple[bytes | Dial, bytes | None]] = []
-        if 0 < timeout < SHORT:  # less than the poller can wait
+        if 0 < timeout < SHORT:  # less than a poll can wait
             time.sleep(timeout)
             timeout = 0.0
-        for ready, _ in self._poller.poll(int(timeout * 1000 + 0.999)):
-            if ready == self._woken.fileno():
-                with contextlib.suppress(OSError):
-                    self._woken.recv(4096)
-            elif ready is self._router:
+        found, woken = self._watch.wait(timeout)
+        if woken:
+            with contextlib.suppress(OSError):
+                self._woken.recv(4096)
+        for ready in found:
+            if ready is self._router:
                 frames.extend(self._read_router())
             elif ready in self._outbound:
                 frames.extend(self._read_outbound(self._outbound[ready], ready))
@@ -199,6 +203,7 @@ class Sockets:
         """Close everything. Idempotent. The last act of the thread."""
         for outbound in set(self._outbound.values()):
             outbound.close()
+        self._watch.close()
         self._router.close(linger=100)
         self._waker.close()
         self._woken.close()
@@ -212,6 +217,8 @@ class Sockets:
             except zmq.Again:
                 break
             frames.append((parts[0], parts[1] if len(parts) == 2 else b""))  # noqa: PLR2004 - origin and one frame
+        else:
+            self.touch(self._router)  # there may be more
         return frames
 
     def _read_outbound(self, outbound: Outbound, ready: zmq.Socket[bytes]) -> list[tuple[bytes | Dial, bytes | None]]:
@@ -231,6 +238,8 @@ class Sockets:
                     outbound.dial.connected()
             else:
                 frames.append((outbound.dial, parts[0] if len(parts) == 1 else b""))
+        else:
+            self.touch(ready)  # there may be more
         return frames
 
     def _configure(self, sock: zmq.Socket[bytes]) -> None:

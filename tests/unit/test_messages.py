@@ -57,8 +57,9 @@ EXAMPLES: dict[type, tuple[Any, ...]] = {
     messages.Drop: ("buffer", 1, ("a",)),
     messages.Ping: (),
     messages.Pong: (),
-    messages.Fence: (),
-    messages.Fenced: (),
+    messages.Push: ("push", "k", b"d", 5),
+    messages.Fence: (7,),
+    messages.Fenced: (7,),
 }
 
 
