@@ -119,6 +119,7 @@ class Transfer(Generic[T]):
                 return
             self._error = error
             self._value = value
+            self._cancel = None  # it often refers to this transfer: no cycle is left for a collection to find
             callbacks, self._callbacks = self._callbacks, []
             if self._wake is not None:
                 self._wake.set()

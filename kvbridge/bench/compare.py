@@ -1,4 +1,4 @@
-"""`kvbridge bench compare`: what moved from one report of `kvbridge bench transfer` to another, beyond their noise."""
+"""`kvbridge bench compare`: what moved from one report of a benchmark to another one of it, beyond their noise."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbridge.bench.figures import in_bytes, number, percent
-from kvbridge.bench.transfer_report import CaseKey, Report, Row, read
+from kvbridge.bench.figures import percent
+from kvbridge.bench.report import Figure, Report, read, words
 from kvbridge.errors import KVBridgeError
 from kvbridge.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from kvbridge.bench.report import Words
 
 LEAST = 0.05
 """Part by which a median has to change at least."""
@@ -30,64 +32,69 @@ FEW = 5
 WIDTH = 120
 """Columns of the table where no terminal says how many there are."""
 
-DEFINITIONS = {
-    "slower, faster": f"the medians of the rounds' GB/s differ by more than {LEAST * 100:g} % of the first, and by "
-    "more than the noise.",
-    "noise": "the spreads of both reports together, as a part of the first median. A spread is "
-    f"{SIGMAS} x {TO_SIGMA} x the median absolute deviation of the rounds.",
-    "of memcpy": "the change of the ratio to a memory copy in the same round, judged by the same noise. Where GB/s "
-    "moved and the ratio did not (ratio steady), the machine may be the reason: another one, or a loaded one.",
-    "p50": "the change of the median time of one hand-over. It is not judged.",
-}
-"""What the words mean. They are printed before the figures."""
-
 _SAME, _SLOWER, _UNUSABLE = 0, 1, 2
 """Exit codes."""
 
 
+def definitions(said: Words) -> dict[str, str]:
+    """Say what the words mean. It is printed before the figures."""
+    return {
+        "slower, faster": f"the medians of the rounds' {said.figure} differ by more than {LEAST * 100:g} % of the "
+        "first, and by more than the noise.",
+        "noise": "the spreads of both reports together, as a part of the first median. A spread is "
+        f"{SIGMAS} x {TO_SIGMA} x the median absolute deviation of the rounds.",
+        f"of {said.reference}": f"{said.about}, judged by the noise of the rounds' ratios (by that of the "
+        f"{said.figure}, where a report does not have them). Where {said.figure} moved and the ratio did not (ratio "
+        "steady), the machine may be the reason: another one, or a loaded one.",
+        **said.more,
+    }
+
+
 class Change(NamedTuple):
-    """What became of a case.
+    """What became of a figure.
 
     Attributes:
-        key: The case.
-        before: Median of the rounds' GB/s in the first report.
-        after: The same in the second.
+        figure: The first report's.
+        before: Median of its rounds.
+        after: The same in the second report.
         noise: What the median may change by without meaning, as a part of `before`.
-        of_memcpy: Change of the ratio to a memory copy, 0.1 for a tenth more.
-        latency: Change of the median latency, likewise.
+        ratio: Change of the ratio to the reference, 0.1 for a tenth more.
+        ratio_noise: What that may change by without meaning.
+        more: Changes of other values.
     """
 
-    key: CaseKey
+    figure: Figure
     before: float
     after: float
     noise: float
-    of_memcpy: float
-    latency: float
+    ratio: float
+    ratio_noise: float
+    more: tuple[float, ...]
 
     @property
     def change(self) -> float:
-        """The change of GB/s, 0.1 for a tenth more."""
+        """The change of the figure, 0.1 for a tenth more."""
         return self.after / self.before - 1
 
     @property
     def moved(self) -> bool:
-        """Whether GB/s changed beyond noise."""
+        """Whether the figure changed beyond noise."""
         return abs(self.change) > max(LEAST, self.noise)
 
     @property
     def slower(self) -> bool:
-        """Whether it got slower beyond noise."""
-        return self.moved and self.change < 0
+        """Whether it got worse beyond noise."""
+        return self.moved and (self.change < 0) is self.figure.rises
 
     @property
     def ratio_moved(self) -> bool:
-        """Whether the ratio to a memory copy changed beyond noise."""
-        return abs(self.of_memcpy) > max(LEAST, self.noise)
+        """Whether the ratio to the reference changed beyond noise."""
+        return abs(self.ratio) > max(LEAST, self.ratio_noise)
 
     @property
     def alone(self) -> bool:
-        """Whether it moved and its ratio to a memory copy did not: the machine may be the reason."""
-        return self.moved and not self.ratio_moved
+        """Whether it moved and its ratio to the reference did not: the machine may be the reason."""
+        return self.moved and self.figure.ratio > 0 and not self.ratio_moved
 
     @property
     def verdict(self) -> str:
@@ -109,21 +116,22 @@ def run(first: Path, second: Path) -> int:
         found = changes(before, after)
         if not found:
             raise KVBridgeError(  # noqa: TRY301 - one way out
-                f"{first} and {second} have no case in common, expected the same backends, layouts and sizes: measure "
-                "with the same profile"
+                f"{first} and {second} have no case in common, expected two reports of one benchmark with the same "
+                f"{words(before).who}s and cases: measure with the same arguments"
             )
     except KVBridgeError as error:
         Console(stderr=True, highlight=False).print(plain(str(error)), markup=False, soft_wrap=True)
         return _UNUSABLE
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    for name, text in DEFINITIONS.items():
+    said = words(before)
+    for name, text in definitions(said).items():
         console.print(f"[bold]{name}[/]: {text}")
     for name, path, report in (("first", first, before), ("second", second, after)):
-        said = f"{path}, {report.when}, kvbridge {report.kvbridge}, {report.rounds} rounds"
-        console.print(Text.assemble((name, "bold"), f": {plain(said)}"), soft_wrap=True)
+        run_of = f"{path}, {report.when}, kvbridge {report.kvbridge}, {report.rounds} rounds"
+        console.print(Text.assemble((name, "bold"), f": {plain(run_of)}"), soft_wrap=True)
     for sentence in conditions(before, after):
         console.print(Text(plain(sentence), "yellow"))
-    console.print(_table(found))
+    console.print(_table(found, said))
     for line in (_count(found), _left_out(before, after, first, second)):
         if line:
             console.print(plain(line), markup=False)
@@ -131,22 +139,33 @@ def run(first: Path, second: Path) -> int:
 
 
 def changes(before: Report, after: Report) -> list[Change]:
-    """Return what became of each case that both reports have: what moved first, and of that what changed most."""
-    old, new = before.by_key(), after.by_key()
-    found = [_change(old[key], new[key]) for key in old if key in new]
+    """Return what became of each figure that both reports have: what moved first, and of that what changed most."""
+    if before.benchmark != after.benchmark:
+        return []
+    old, new = _by_case(before), _by_case(after)
+    found = [_change(old[case], new[case]) for case in old if case in new]
     return sorted(found, key=lambda one: (one.moved, abs(math.log(one.after / one.before))), reverse=True)
 
 
-def _change(old: Row, new: Row) -> Change:
-    before, after = (statistics.median(row.gb_per_s_rounds) for row in (old, new))
+def _by_case(report: Report) -> dict[tuple[str, str], Figure]:
+    return {(figure.who, figure.case): figure for figure in report.figures()}
+
+
+def _change(old: Figure, new: Figure) -> Change:
+    noise = _noise(old.rounds, new.rounds)
     return Change(
-        old.key,
-        before,
-        after,
-        (_spread(old.gb_per_s_rounds) + _spread(new.gb_per_s_rounds)) / before,
-        new.of_memcpy / old.of_memcpy - 1,
-        new.seconds.p50 / old.seconds.p50 - 1,
+        old,
+        statistics.median(old.rounds),
+        statistics.median(new.rounds),
+        noise,
+        new.ratio / old.ratio - 1 if old.ratio else 0.0,
+        _noise(old.ratios, new.ratios) if old.ratios and new.ratios else noise,
+        tuple(after / before - 1 for before, after in zip(old.more, new.more, strict=True)),
     )
+
+
+def _noise(before: Sequence[float], after: Sequence[float]) -> float:
+    return (_spread(before) + _spread(after)) / statistics.median(before)
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -160,7 +179,8 @@ def conditions(before: Report, after: Report) -> list[str]:
     for what in dict.fromkeys([*before.machine, *after.machine]):
         old, new = (str(report.machine.get(what, "not said")) for report in (before, after))
         if old != new:
-            found.append(f"Different machines: {what} {old}, then {new}. Look at the ratio to memcpy.")
+            reference = words(before).reference
+            found.append(f"Different machines: {what} {old}, then {new}. Look at the ratio to {reference}.")
     if before.kvbridge != after.kvbridge:
         found.append(f"Different versions of kvbridge: {before.kvbridge}, then {after.kvbridge}.")
     if before.rounds != after.rounds:
@@ -170,29 +190,25 @@ def conditions(before: Report, after: Report) -> list[str]:
     return found
 
 
-def _table(found: Sequence[Change]) -> Table:
-    table = Table("backend", "case", title="first → second", title_justify="left")
-    for name in ("GB/s", "change", "noise", "of memcpy", "p50"):
+def _table(found: Sequence[Change], said: Words) -> Table:
+    table = Table(said.who, "case", title="first → second", title_justify="left")
+    for name in (said.figure, "change", "noise", f"of {said.reference}", *said.more):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for one in found:
         style = "" if not one.moved else "yellow" if one.alone else "red" if one.slower else "green"
+        ratio = Text(percent(one.ratio), "bold" if one.ratio_moved else "") if one.figure.ratio else ""
         table.add_row(
-            Text(plain(one.key.backend)),
-            Text(plain(_case(one.key))),
-            f"{number(one.before)} → {number(one.after)}",
+            Text(plain(one.figure.who)),
+            Text(plain(one.figure.case)),
+            f"{one.figure.form(one.before)} → {one.figure.form(one.after)}",
             Text(percent(one.change), style),
             f"± {one.noise:.1%}".replace("%", " %"),
-            Text(percent(one.of_memcpy), "bold" if one.ratio_moved else ""),
-            percent(one.latency),
+            ratio,
+            *map(percent, one.more),
             Text(one.verdict, style),
         )
     return table
-
-
-def _case(key: CaseKey) -> str:
-    times = f"{key.group.flight} × " if key.group.flight > 1 else ""  # noqa: RUF001 - so many times
-    return f"{times}{in_bytes(key.nbytes)} {key.group.layout}"
 
 
 def _count(found: Sequence[Change]) -> str:
@@ -207,7 +223,7 @@ def _count(found: Sequence[Change]) -> str:
 
 
 def _left_out(before: Report, after: Report, first: Path, second: Path) -> str:
-    old, new = set(before.by_key()), set(after.by_key())
+    old, new = set(_by_case(before)), set(_by_case(after))
     counts = ((len(old - new), first), (len(new - old), second))
     only = [f"{count} only in {path}" for count, path in counts if count]
     return f"Not compared: {', '.join(only)}." if only else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-import kvbridge
+from kvbridge.bench import report
 from kvbridge.bench.figures import in_bytes, in_time
-from kvbridge.bench.machine import describe_machine
 from kvbridge.bench.transfer_case import PROFILES, Case
 from kvbridge.bench.transfer_sides import Pair, Sample
 from kvbridge.errors import KVBridgeError
@@ -79,34 +77,16 @@ def run(
     for name in backends:
         console.print(table([row for row in rows if row["backend"] == name], name, rounds, console.width))
     try:
-        _write(describe(rows, profile, rounds), json_file, html_file)
+        report.write(describe(rows, profile, rounds), json_file, html_file)
     except (KVBridgeError, OSError) as error:
         console.print(f"the report was not written: {error}", markup=False, soft_wrap=True)
         return 1
     return 0
 
 
-def _write(report: dict[str, Any], json_file: Path | None, html_file: Path | None) -> None:
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if html_file is not None:
-        from kvbridge.bench.page import write_page  # noqa: PLC0415 - rarely wanted
-
-        write_page(html_file, report)
-
-
 def describe(rows: Sequence[Row], profile: str, rounds: int) -> dict[str, Any]:
     """Make the report: figures, and what they were got with."""
-    return {
-        "benchmark": "transfer",
-        "kvbridge": kvbridge.__version__,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "profile": profile,
-        "rounds": rounds,
-        "definitions": DEFINITIONS,
-        "rows": list(rows),
-    }
+    return report.describe("transfer", rows, rounds, DEFINITIONS, profile=profile)
 
 
 def measure(
@@ -154,6 +134,7 @@ def _row(backend: str, case: Case, samples: Sequence[Sample]) -> Row:
     nbytes = case.nbytes * case.flight
     latencies = sorted(one for sample in samples for one in sample.latencies)
     times = [statistics.median(sample.elapsed) for sample in samples]
+    ratios = [sample.copied / one for sample, one in zip(samples, times, strict=True)]
     gib = nbytes * case.repeats / (1 << 30)
     row: Row = {
         "backend": backend,
@@ -171,7 +152,8 @@ def _row(backend: str, case: Case, samples: Sequence[Sample]) -> Row:
         "gb_per_s": nbytes / statistics.median(times) / 1e9,
         "gb_per_s_rounds": [nbytes / one / 1e9 for one in times],
         "memcpy_gb_per_s": nbytes / statistics.median(sample.copied for sample in samples) / 1e9,
-        "of_memcpy": statistics.median(sample.copied / one for sample, one in zip(samples, times, strict=True)),
+        "of_memcpy": statistics.median(ratios),
+        "of_memcpy_rounds": ratios,
         "cpu_seconds_per_gib": {
             side: statistics.median(sample.cpu[index] for sample in samples) / gib
             for index, side in enumerate(("producer", "consumer"))

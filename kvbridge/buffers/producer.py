@@ -57,7 +57,7 @@ class Value:
     note: bytes
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Entry:
     """One value that is held."""
 
@@ -91,6 +91,7 @@ class Shelf:
         self._entries: dict[str, _Entry] = {}
         self._tombstones = Tombstones()
         self._waiting: dict[str, list[_Waiting]] = {}
+        self._questions: dict[tuple[Link, int], _Waiting] = {}  # the same, by who asked
         self._outboxes: dict[Link, Outbox] = {}
         self._nbytes = 0
         self._closed: KVBridgeError | None = None
@@ -206,9 +207,9 @@ class Shelf:
         if isinstance(message, Select):
             self._select(link, message)
         elif isinstance(message, Cancel):
-            for key, waiting in list(self._waiting.items()):
-                kept = [w for w in waiting if w.link is not link or w.select.xid != message.xid]
-                self._keep_waiting(key, kept)
+            asked = self._questions.get((link, message.xid))
+            if asked is not None:
+                self._stop_waiting(asked)
         elif isinstance(message, Ask):
             present = tuple(key in self._entries for key in message.keys)
             link.send(Answer(self._channel, message.xid, present))
@@ -223,10 +224,13 @@ class Shelf:
         if entry is not None:
             self._answer(link, select, entry)
             return
+        if (link, select.xid) in self._questions:
+            return  # it came before: the first one waits
         why = self._closed or self._tombstones.get(select.key)
-        if why is None and sum(map(len, self._waiting.values())) < MAX_WAITING:
+        if why is None and len(self._questions) < MAX_WAITING:
             waiting = _Waiting(link, select)
             self._waiting.setdefault(select.key, []).append(waiting)
+            self._questions[link, select.xid] = waiting
             waiting.deadline = link.endpoint.after(select.wait, lambda: self._give_up(waiting))
             return
         self._miss(link, select, why or KeyUnknownError("too many questions wait at this producer"))
@@ -234,7 +238,7 @@ class Shelf:
     def _give_up(self, waiting: _Waiting) -> None:
         key = waiting.select.key
         if waiting in self._waiting.get(key, ()):
-            self._keep_waiting(key, [w for w in self._waiting[key] if w is not waiting])
+            self._stop_waiting(waiting)
             self._miss(
                 waiting.link,
                 waiting.select,
@@ -245,6 +249,7 @@ class Shelf:
         """Let these questions wait for a key; return the others, which wait no more."""
         over = [waiting for waiting in self._waiting.pop(key, ()) if waiting not in kept]
         for waiting in over:
+            self._questions.pop((waiting.link, waiting.select.xid), None)
             if waiting.deadline is not None:
                 waiting.deadline.cancel()
         if kept:
@@ -291,8 +296,12 @@ class Shelf:
 
     def _forget(self, link: Link) -> None:
         self._outboxes.pop(link, None)
-        for key, waiting in list(self._waiting.items()):
-            self._keep_waiting(key, [w for w in waiting if w.link is not link])
+        for asked in [asked for (who, _), asked in self._questions.items() if who is link]:
+            self._stop_waiting(asked)
+
+    def _stop_waiting(self, waiting: _Waiting) -> None:
+        key = waiting.select.key
+        self._keep_waiting(key, [one for one in self._waiting.get(key, ()) if one is not waiting])
 
     def _miss(self, link: Link, select: Select, error: KVBridgeError) -> None:
         self.counters[f"miss_{error.code}"] += 1
@@ -307,3 +316,4 @@ class Shelf:
         for waiting in itertools.chain.from_iterable(self._waiting.values()):
             self._miss(waiting.link, waiting.select, self._closed)
         self._waiting.clear()
+        self._questions.clear()

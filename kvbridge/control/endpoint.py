@@ -340,7 +340,8 @@ class Endpoint:
             if dial.over:
                 self._forget_dial(dial)
         for origin, link in list(self._inbound.items()):
-            link.send(Pong())
+            if now - link.heard > PING_INTERVAL:  # else its pings were answered
+                link.send(Pong())
             if now - link.heard > self.hung_after:
                 error = lost(link.peer.name, f"silent for more than {self.hung_after:g} s")
                 self._drop_inbound(origin, link, error, tell=True)

@@ -40,7 +40,7 @@ class Link:
         self._transmit = transmit
         self._early: dict[str, list[Routed]] = {}
         self._routes: dict[str, Callable[[Routed], None]] = {}
-        self._on_down: list[Callable[[KVBridgeError], None]] = []
+        self._on_down: dict[Callable[[KVBridgeError], None], None] = {}
         self._moving = 0
         self._on_still: list[Callable[[], None]] = []
 
@@ -100,12 +100,11 @@ class Link:
         if self.error is not None:
             callback(self.error)
         else:
-            self._on_down.append(callback)
+            self._on_down[callback] = None
 
     def forget(self, callback: Callable[[KVBridgeError], None]) -> None:
         """Take back an `on_down`."""
-        if callback in self._on_down:
-            self._on_down.remove(callback)
+        self._on_down.pop(callback, None)
 
     def move_began(self) -> None:
         """Take note that bytes begin to move from here to the peer."""
@@ -137,7 +136,7 @@ class Link:
             self.endpoint.fences.went_down(self)
         self._routes.clear()
         self._early.clear()
-        callbacks, self._on_down = self._on_down, []
+        callbacks, self._on_down = self._on_down, {}
         for callback in callbacks:
             run_callback(lambda: callback(error))  # noqa: B023 - run at once
 

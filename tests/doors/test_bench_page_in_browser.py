@@ -1,4 +1,4 @@
-"""The page of a report of transfers in a real browser: charts are painted, and nothing reaches beyond the window."""
+"""Pages of reports in a real browser: charts are painted, and nothing reaches beyond the window."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from html import unescape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from kvbridge.bench.page import write_page
 from kvbridge.bench.transfer_case import NIGHTLY
 from tests.doors import browser
 from tests.doors.test_page_in_browser import DARK, FRAME
-from tests.sample_bench_reports import report, row
+from tests.sample_bench_reports import buffer_report, report, row, serve_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,3 +109,21 @@ def test_charts_are_painted_in_both_schemes_and_nothing_overlaps_or_reaches_out(
             for hue in range(6):
                 assert columns(pixels, box, colours[f"hue-{hue}"]) > 0.5, f"the line of backend {hue}, scheme {scheme}"
             assert columns(pixels, box, colours["sheet"]) == 1, "the ground of the chart"
+
+
+@pytest.mark.parametrize(
+    ("found", "charts"),
+    [(serve_report({name: 0.1 * (index + 1) for index, name in enumerate(NAMES)}), 1), (buffer_report(), 2)],
+)
+def test_on_pages_of_other_benchmarks_nothing_overlaps_or_reaches_out(
+    tmp_path: Path, found: dict[str, Any], charts: int
+) -> None:
+    browser.installed()
+    path = tmp_path / "page.html"
+    write_page(path, found)
+    for width in (NARROW, WIDE):
+        seen = probed(tmp_path, path, width)
+        assert seen["charts"] == charts
+        assert seen["scroll"] <= width
+        assert seen["outside"] == []
+        assert (seen["cut"], seen["covered"]) == ([], [])

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvbridge.bench.compare import changes
+from kvbridge.bench.report import parse
 from kvbridge.bench.transfer_case import Case
-from kvbridge.bench.transfer_report import parse
 from kvbridge.cli.main import main
-from tests.sample_bench_reports import KIB, MIB, STEADY, report, row
+from tests.sample_bench_reports import KIB, MIB, STEADY, buffer_report, report, row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +118,34 @@ def test_a_loaded_machine_is_told_apart(tmp_path: Path) -> None:
     assert "1 got slower beyond noise (1 of them with a steady ratio)" in words(done)
     (change,) = changed(before, single(2, copied=1e-4))
     assert (change.slower, change.alone) == (True, False)
-    assert change.of_memcpy == pytest.approx(-0.5)
+    assert change.ratio == pytest.approx(-0.5)
+
+
+def test_the_ratio_is_judged_by_the_noise_of_its_own_rounds() -> None:
+    """A busy machine slows a hand-over and the copy of the same round alike: GB/s vary, their ratio does not."""
+
+    def loaded(factor: float, *, rounds_have_ratios: bool = True) -> dict[str, Any]:
+        one = row("cpu", CASES[0], 1e-3 * factor, copied=1e-4, rounds=LOUD)
+        ratios = [0.1 / factor * part for part in STEADY]
+        one.update(of_memcpy_rounds=ratios, of_memcpy=0.1 / factor)
+        if not rounds_have_ratios:
+            del one["of_memcpy_rounds"]
+        return report([one])
+
+    (change,) = changed(loaded(1), loaded(1.3))
+    assert change.noise > 0.5
+    assert change.ratio_noise < 0.1
+    assert (change.moved, change.ratio_moved) == (False, True)
+    for before, after in ((False, True), (True, False)):  # a report that an earlier version wrote
+        (change,) = changed(loaded(1, rounds_have_ratios=before), loaded(1.3, rounds_have_ratios=after))
+        assert change.ratio_noise == change.noise
+        assert (change.moved, change.ratio_moved) == (False, False)
+
+
+def test_reports_of_two_benchmarks_have_nothing_in_common(tmp_path: Path) -> None:
+    done = compared(tmp_path, single(1), buffer_report())
+    assert done.exit_code == 2
+    assert "have no case in common" in done.output
 
 
 def test_conditions_that_differ_are_said(tmp_path: Path) -> None:
@@ -150,19 +177,28 @@ def test_cases_that_only_one_has_are_counted(tmp_path: Path) -> None:
 def test_nothing_in_common_is_exit_code_2(tmp_path: Path) -> None:
     done = compared(tmp_path, slowed(1, 1, 1), report([row("nixl", CASES[0], 1.0)]))
     assert done.exit_code == 2
-    assert f"{tmp_path}/a.json and {tmp_path}/b.json have no case in common, expected the same" in done.output
+    assert (
+        f"{tmp_path}/a.json and {tmp_path}/b.json have no case in common, expected two reports of one benchmark"
+        in done.output
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot read {}: No such file or directory; expected a report that `kvbridge bench transfer --json`"),
+        (
+            None,
+            "cannot read {}: No such file or directory; expected a report that `kvbridge bench transfer, serve",
+        ),
         (b"\xff", "{} is no JSON: "),
         (b"[" * 100_000, "{} is no JSON: "),
-        (b"[]", "{} does not say of which benchmark it is; expected a report that `kvbridge bench transfer --json`"),
+        (
+            b"[]",
+            "{} does not say of which benchmark it is; expected a report that `kvbridge bench transfer, serve, buffer`",
+        ),
         (b'{"kvbridge": "0.1.0", "copies": []}', "{} does not say of which benchmark it is; "),
         (b'{"benchmark": "\\u001b[31mserve"}', "{} is of the benchmark '\\x1b[31mserve'; "),
-        (b'{"benchmark": "transfer"}', "{} is no report of transfers: Object missing required field `kvbridge`; "),
+        (b'{"benchmark": "transfer"}', "{} is no report of transfer: Object missing required field `kvbridge`; "),
     ],
 )
 @pytest.mark.parametrize("which", [0, 1])

@@ -269,12 +269,12 @@ def test_nothing_is_fetched_and_no_script_may_run(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (
-            {"benchmark": "serve"},
-            "is of the benchmark 'serve'; expected a report that `kvbridge bench transfer --json`",
+            {"benchmark": "reuse"},
+            "is of the benchmark 'reuse'; expected a report that `kvbridge bench transfer, serve, buffer`",
         ),
         ({"benchmark": None}, "does not say of which benchmark it is; .* other benchmarks are not supported here"),
-        ({"rows": []}, r"is no report of transfers: Expected `array` of length >= 1 - at `\$.rows`"),
-        ({"rounds": "many"}, r"is no report of transfers: Expected `int`, got `str` - at `\$.rounds`"),
+        ({"rows": []}, r"is no report of transfer: Expected `array` of length >= 1 - at `\$.rows`"),
+        ({"rounds": "many"}, r"is no report of transfer: Expected `int`, got `str` - at `\$.rounds`"),
         (
             {"rows": [{**two_backends()["rows"][0], "gb_per_s": 0}]},
             r"is no .*: Expected `float` > 0.0 - at `\$.rows\[0\].gb_per_s`",
@@ -283,7 +283,7 @@ def test_nothing_is_fetched_and_no_script_may_run(tmp_path: Path) -> None:
             {"rows": [{**two_backends()["rows"][0], "bytes": math.inf}]},
             r"is no .*: Expected `int`, got `float` - at `\$.rows\[0\].bytes`",
         ),
-        ({"rows": two_backends()["rows"][:1] * 2}, "is no report of transfers: two rows are about the same case"),
+        ({"rows": two_backends()["rows"][:1] * 2}, "is no report of transfer: two rows are about the same case"),
     ],
 )
 def test_what_is_no_report_of_transfers_is_an_error(tmp_path: Path, change: dict[str, Any], said: str) -> None:

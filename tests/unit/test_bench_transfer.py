@@ -79,7 +79,9 @@ def test_what_is_in_flight_fits_and_no_two_values_share_a_page() -> None:
 
 def test_the_figures_of_a_row() -> None:
     samples = [Sample([0.1, 0.3], [0.2], (0.5, 0.25), 0.05, raw=0.1, socket=0.4) for _ in range(50)]
+    samples[-1] = Sample([0.1, 0.3], [0.4], (0.5, 0.25), 0.3, raw=0.2, socket=0.8)
     row = transfer._row("x", Case(1 << 29, "contiguous", 2), samples)
+    assert row["of_memcpy_rounds"] == pytest.approx([0.25] * 49 + [0.75])
     assert row["gb_per_s"] == pytest.approx((1 << 30) / 0.2 / 1e9)
     assert (row["of_memcpy"], row["of_raw"], row["of_socket"]) == pytest.approx((0.25, 0.5, 2.0))
     assert row["added_to_raw_seconds"] == pytest.approx(0.1)

@@ -1,4 +1,4 @@
-"""Logarithmic axes: where a value stands, and which values are written beside the axis."""
+"""Axes: where a value stands, and which values are written beside the axis."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 _STEPS = (1.0, 2.0, 5.0)
 _MOST = 12
 """Values that are written beside an axis at most."""
+_FEW = 6
+"""The same, of an axis that begins at 0, without that."""
 _SLACK = 1 + 1e-9
 """What rounding may do to a step."""
 
@@ -34,6 +36,30 @@ class Axis:
     def at(self, value: float) -> float:
         """Say where a value stands."""
         return between(value, (self._low, self._high), (self._start, self._end))
+
+
+class Linear:
+    """An axis from 0 to the first step that a value does not exceed.
+
+    Args:
+        highest: The highest value, above 0.
+        start: Where 0 stands in the picture.
+        end: Where the end stands.
+
+    Attributes:
+        highest: What stands at the end.
+    """
+
+    def __init__(self, highest: float, start: float, end: float) -> None:
+        step = next(step for step in _steps(highest / _FEW / 10, highest) if step * _FEW * _SLACK >= highest)
+        count = math.ceil(highest / step / _SLACK)
+        self.highest = count * step
+        self._start, self._end = start, end
+        self.ticks = [step * index for index in range(count + 1)]
+
+    def at(self, value: float) -> float:
+        """Say where a value stands."""
+        return self._start + (self._end - self._start) * value / self.highest
 
 
 def between(value: float, values: tuple[float, float], places: tuple[float, float]) -> float:

@@ -10,17 +10,18 @@ from kvbridge.markup import Child, Html, el, moment
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvbridge.bench.page.charts import Series
-    from kvbridge.bench.transfer_report import Report, Row
+    from kvbridge.bench.page.plot import Series
+    from kvbridge.bench.report import Report
+    from kvbridge.bench.transfer_report import Row
 
-_NOTHING = "\N{EN DASH}"
+NOTHING = "\N{EN DASH}"
 
 _RATIOS: list[tuple[str, Callable[[Row], str]]] = [
     ("GB/s", lambda row: number(row.gb_per_s)),
     ("of memcpy", lambda row: _ratio(row.of_memcpy)),
     ("of socket", lambda row: _ratio(row.of_socket)),
     ("of raw", lambda row: _ratio(row.of_raw)),
-    ("added to raw", lambda row: _NOTHING if row.added_to_raw is None else in_time(row.added_to_raw)),
+    ("added to raw", lambda row: NOTHING if row.added_to_raw is None else in_time(row.added_to_raw)),
     ("CPU s/GiB, producer", lambda row: number(row.cpu.producer)),
     ("CPU s/GiB, consumer", lambda row: number(row.cpu.consumer)),
 ]
@@ -39,11 +40,11 @@ def bandwidths(title: str, lines: Sequence[Series]) -> Html:
         el(
             "tr",
             el("th", in_bytes(nbytes), scope="row"),
-            [el("td", number(one.values[nbytes]) if nbytes in one.values else _NOTHING) for one in lines],
+            [el("td", number(one.values[nbytes]) if nbytes in one.values else NOTHING) for one in lines],
         )
         for nbytes in sizes
     ]
-    return _table(f"{title}: GB/s", ["size"], [one.name for one in lines], el("tbody", body))
+    return table(f"{title}: GB/s", ["size"], [one.name for one in lines], el("tbody", body))
 
 
 def latencies(title: str, rows: Sequence[Row], backends: Sequence[str]) -> Html:
@@ -57,7 +58,7 @@ def ratios(title: str, rows: Sequence[Row], backends: Sequence[str]) -> Html:
 
 
 def _ratio(value: float | None) -> str:
-    return _NOTHING if value is None else number(value)
+    return NOTHING if value is None else number(value)
 
 
 def _by_size(
@@ -78,22 +79,23 @@ def _by_size(
             for index, row in enumerate(same)
         ]
         body.append(el("tbody", lines))
-    return _table(caption, ["size", "backend"], [name for name, _ in columns], body)
+    return table(caption, ["size", "backend"], [name for name, _ in columns], body)
 
 
-def _table(caption: str, words: Sequence[str], numbers: Sequence[str], body: Child) -> Html:
+def table(caption: str, words: Sequence[str], numbers: Sequence[str], body: Child) -> Html:
+    """Make a table with a head: columns of words, then columns of numbers."""
     head = [el("th", name, scope="col", class_="words") for name in words]
     head += [el("th", name, scope="col") for name in numbers]
     whole = el("table", el("caption", caption), el("thead", el("tr", head)), body, class_="figures")
     return el("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
-def facts(report: Report) -> Html:
-    """Make the table of how all was measured."""
+def facts(report: Report, first: Sequence[tuple[str, str]]) -> Html:
+    """Make the table of how all was measured; `first` is what was."""
     known: list[tuple[str, Child]] = [
-        ("backends", ", ".join(report.backends)),
+        *first,
         ("rounds", f"{report.rounds:,}, interleaved"),
-        ("profile", report.profile),
+        *([("profile", report.profile)] if report.profile else []),
         ("kvbridge", report.kvbridge),
         ("when", moment(report.when)),
         *((f"machine: {name}", str(value)) for name, value in report.machine.items()),

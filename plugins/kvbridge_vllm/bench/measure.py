@@ -8,7 +8,7 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,9 @@ ANSWER = 4
 
 DISTINCT_BYTES = 256 << 20
 """Bytes of KV of all different prompts of a cell: the prefill engine keeps them."""
+
+LOCAL = 3
+"""Requests of a round to an engine that has the prompt's KV."""
 
 SETTLE = 1.0
 """Seconds after engines were stopped until they are asked: connections are looked at again."""
@@ -51,6 +54,11 @@ class Cell:
         chooser = random.Random(self.tokens)  # noqa: S311 - the same every time
         return [[chooser.randrange(2, vocabulary) for _ in range(self.tokens + 1)] for _ in range(count)]
 
+    def fresh_prompt(self, number: int, vocabulary: int) -> list[int]:
+        """Make a prompt that nobody asked before."""
+        chooser = random.Random(f"{self.tokens} {self.concurrent} {number}")  # noqa: S311 - the same in every run
+        return [chooser.randrange(2, vocabulary) for _ in range(self.tokens + 1)]
+
 
 @dataclass
 class Samples:
@@ -58,6 +66,7 @@ class Samples:
 
     Attributes:
         first: Seconds to the first token, of each request.
+        first_rounds: Their median, of each round.
         between: Seconds between two tokens.
         rates: Requests per second, of each round.
         cpu: Seconds of processor time for a request, of each round.
@@ -66,27 +75,28 @@ class Samples:
     """
 
     first: list[float] = field(default_factory=list)
+    first_rounds: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     right: int = 0
     wrong: int = 0
 
-    def row(self, cell: Cell) -> dict[str, Any]:
-        """Summarize."""
-        return {
-            "tokens": cell.tokens,
-            "concurrent": cell.concurrent,
-            "requests": len(self.first),
-            "ttft_median": statistics.median(self.first),
-            "ttft_p95": float(np.percentile(self.first, 95)),
-            "ttft_min": min(self.first),
-            "between_median": statistics.median(self.between) if self.between else None,
-            "requests_per_s": statistics.median(self.rates),
-            "cpu_seconds_per_request": statistics.median(self.cpu),
-            "right": self.right,
-            "wrong": self.wrong,
-        }
+
+@dataclass
+class Floors:
+    """What a time to first token is compared with under one load, in seconds, one figure for each round.
+
+    Attributes:
+        seconds: `local`, an engine that has the KV; `copied`, one plain copy of it; `computed`, an engine that has not.
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"local": [], "copied": [], "computed": []})
+
+    @property
+    def rounds(self) -> list[float]:
+        """The KV is there, and was copied once."""
+        return [local + copied for local, copied in zip(self.seconds["local"], self.seconds["copied"], strict=True)]
 
 
 class Measurement:
@@ -106,11 +116,13 @@ class Measurement:
         self._pairs = pairs
         self._cells = cells
         self._kv_bytes = kv_bytes
+        self._vocabulary = vocabulary
         self._tell = tell
         self._prompts = {cell: cell.prompts(kv_bytes, vocabulary) for cell in cells}
         self._expected: dict[Cell, list[str]] = {}
         self.samples = {(pair.contender.name, cell): Samples() for pair in pairs for cell in cells}
-        self.floors: dict[Cell, float] = {}
+        self.floors = {cell: Floors() for cell in cells}
+        self._computed = 0
 
     def prepare(self) -> None:
         """Let every prefill engine compute every prompt, and every pair get to know each other."""
@@ -135,8 +147,16 @@ class Measurement:
         for cell in self._cells:
             answers = [pair.answer(pair.prefill, prompt, ANSWER) for prompt in self._prompts[cell]]
             self._expected[cell] = [text for _, text in answers]
-            times = [pair.answer(pair.prefill, self._prompts[cell][0], 1)[0][0] for _ in range(5)]
-            self.floors[cell] = statistics.median(times) + _copy_seconds(cell.tokens * self._kv_bytes)
+
+    def _measure_floors(self, pair: Pair, cell: Cell) -> None:
+        """Ask an engine that computes a prompt, and one that has its KV: the prefill engine is both."""
+        found, prompt = self.floors[cell].seconds, self._prompts[cell][0]
+        self._computed += 1
+        fresh = cell.fresh_prompt(self._computed, self._vocabulary)
+        found["computed"].append(pair.answer(pair.prefill, fresh, 1)[0][0])
+        times = [pair.answer(pair.prefill, prompt, 1)[0][0] for _ in range(LOCAL)]
+        found["local"].append(statistics.median(times))
+        found["copied"].append(_copy_seconds(cell.tokens * self._kv_bytes))
 
     def round(self, tell: Callable[[str], None]) -> None:
         """Measure everybody once in every cell."""
@@ -146,6 +166,8 @@ class Measurement:
                 pair.go_on()
                 time.sleep(SETTLE)
                 self._warm(pair)
+                if pair is self._pairs[0]:
+                    self._measure_floors(pair, cell)
                 self._measure(pair, cell)
                 pair.stop()
 
@@ -163,6 +185,7 @@ class Measurement:
             answers = list(pool.map(ask, range(cell.requests)))
         found.rates.append(cell.requests / (time.perf_counter() - start))
         found.cpu.append((pair.cpu_seconds() - used) / cell.requests)
+        found.first_rounds.append(statistics.median(times[0] for times, _ in answers))
         for times, right in answers:
             found.first.append(times[0])
             found.between.extend(after - before for before, after in itertools.pairwise(times))

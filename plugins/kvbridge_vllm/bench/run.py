@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.console import Console
 
+from kvbridge.bench import report
+from kvbridge.bench.serve_report import Report
 from kvbridge.errors import KVBridgeError
 from kvbridge_vllm.bench.contenders import contender
 from kvbridge_vllm.bench.measure import ANSWER, Cell, Measurement
 from kvbridge_vllm.bench.model import MODEL, kv_bytes
 from kvbridge_vllm.bench.pair import Pair
-from kvbridge_vllm.bench.report import as_json, show
+from kvbridge_vllm.bench.report import describe, show
 from kvbridge_vllm.launch import LaunchError
 from kvbridge_vllm.launch.checkpoints import make_checkpoint
 from kvbridge_vllm.launch.process import cache_folder
@@ -38,9 +40,14 @@ def run(
     rounds: int,
     dtype: str,
     cache_gib: int,
-    json_file: str | None,
+    json_file: Path | None = None,
+    html_file: Path | None = None,
 ) -> int:
-    """Measure contenders. Returns the exit code: 0, 1 when an answer was wrong, 3 when one cannot work here."""
+    """Measure contenders, print, and write the report where it is wanted.
+
+    Returns:
+        The exit code: 0, 1 when an answer was wrong or a file could not be written, 3 when one cannot work here.
+    """
     console = Console(stderr=True, highlight=False)
     try:
         contenders = [contender(name) for name in names]
@@ -53,10 +60,20 @@ def run(
     except (LaunchError, OSError) as error:
         console.print(f"the benchmark ended: {error}", markup=False)
         return 1
-    if json_file is not None:
-        Path(json_file).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    show(found, Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH))
-    return int(any(row["wrong"] for rows in found["contenders"].values() for row in rows))
+    return finish(found, json_file, html_file)
+
+
+def finish(found: dict[str, Any], json_file: Path | None, html_file: Path | None) -> int:
+    """Print a report and write it. Returns the exit code."""
+    out = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    typed = msgspec.convert(found, Report)
+    show(typed, out)
+    try:
+        report.write(found, json_file, html_file)
+    except (KVBridgeError, OSError) as error:
+        out.print(f"the report was not written: {error}", markup=False, soft_wrap=True)
+        return 1
+    return int(typed.wrong > 0)
 
 
 def _measure(
@@ -83,11 +100,5 @@ def _measure(
         measured.prepare()
         for number in range(rounds):
             measured.round(lambda what, number=number: status.update(f"round {number + 1} of {rounds}: {what}"))  # type: ignore[misc]
-    facts = {
-        "rounds": rounds,
-        "dtype": dtype,
-        "kv_bytes_per_token": kv_bytes(dtype),
-        "answer_tokens": ANSWER,
-        "model": MODEL,
-    }
-    return as_json(measured, cells, facts)
+    facts = {"dtype": dtype, "kv_bytes_per_token": kv_bytes(dtype), "answer_tokens": ANSWER, "model": MODEL}
+    return describe(measured, cells, rounds, **facts)
