@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Let log lines reach the test, whatever another one did to the logger."""
+    monkeypatch.setattr(logging.getLogger("kvbridge"), "propagate", True)
+    caplog.set_level(logging.WARNING, "kvbridge.tracing")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder that is written to."""
