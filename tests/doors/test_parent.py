@@ -51,7 +51,7 @@ def parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], R
 
     def go(lines: str, waivers: str = "", told: list[Result] | None = None, maxfail: int = 0) -> Report:
         for name in ("START", "END"):
-            monkeypatch.setattr(run, name, 0.5 if "time.sleep(100)" in lines else 60.0)
+            monkeypatch.setattr(run, name, 3.0 if "time.sleep(100)" in lines else 60.0)
         script = tmp_path / "child.py"
         script.write_text(CHILD + lines)
         monkeypatch.setattr(child, "_PYTEST", [sys.executable, "-S", "-E", str(script)])

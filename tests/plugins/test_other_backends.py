@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import uuid
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
+PATIENT = pytest.mark.skipif(
+    bool(os.environ.get("CI")) and not os.environ.get("KVBRIDGE_LONG"), reason="continuous integration runs PUT_ASYNC"
+)
+
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
@@ -51,7 +56,10 @@ def discovery() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-@pytest.fixture(scope="module", params=["mooncake", "mooncake-store", "nccl", "nccl PUT", "nccl PUT_ASYNC"])
+@pytest.fixture(
+    scope="module",
+    params=["mooncake", "mooncake-store", "nccl", pytest.param("nccl PUT", marks=PATIENT), "nccl PUT_ASYNC"],
+)
 def pair(
     request: pytest.FixtureRequest, folder: Path, checkpoint: Path, services: Services, discovery: str
 ) -> Iterator[tuple[Engine, Engine]]:
@@ -161,9 +169,10 @@ def test_a_router_finds_engines_that_make_themselves_known(
     for engine in pair:
         plain(engine, prompt(3, seed=1), max_tokens=1)  # statistics flow with the engine's steps
     if "PUT" in producer.spec.name:
-        assert eventually(lambda: counter(producer, "pushed") == pushed + 7)
+        # of what was pushed before, some may only be told of now
+        assert eventually(lambda: counter(producer, "pushed") >= pushed + 7)
         late = ("push_taken", "push_late")  # where its request was sooner, the value is fetched
-        assert eventually(lambda: sum(counter(consumer, name) for name in late) == came + 7)
+        assert eventually(lambda: sum(counter(consumer, name) for name in late) >= came + 7)
         queued = counter(producer, "handed_over") if "ASYNC" in producer.spec.name else 0
         assert eventually(lambda: counter(producer, "queued") == queued)
     for name in ("received_values", "received_bytes"):
