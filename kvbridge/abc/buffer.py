@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvbridge.buffers.chain import fill_claim
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -110,17 +112,17 @@ class LookupBuffer(ABC):
             `StaleGenerationError`, `CancelledError`.
         """
 
-    @abstractmethod
     def drop_select(
         self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
     ) -> Transfer[None]:
         """Take a value into `out`: exactly one caller gets it. Failures as for `claim` and `Claim.fill`."""
+        return fill_claim(self.claim(key, digest=digest, take=True, timeout=timeout), out, skip)
 
-    @abstractmethod
     def select(
         self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
     ) -> Transfer[None]:
         """Copy a value into `out` and leave it for others. Failures as for `claim` and `Claim.fill`."""
+        return fill_claim(self.claim(key, digest=digest, take=False, timeout=timeout), out, skip)
 
     @abstractmethod
     def contains(self, keys: Sequence[Key], *, timeout: float = 0.0) -> Transfer[list[bool]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,8 @@ class Remote:
 
 
 def _serve(orders: Connection, kind: type[Served], arguments: tuple[Any, ...]) -> None:
+    # Here, and not where the object is made: this process is the benchmark's own. Pauses are a figure of it.
+    logging.getLogger("kvbridge").setLevel(logging.CRITICAL)
     served: Served | None = None
     try:
         served = kind(*arguments)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbridge import tracing
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
-from kvbridge.buffers.chain import fill_claim
 from kvbridge.buffers.consumer import Seeker
 from kvbridge.buffers.limits import check_limits
 from kvbridge.buffers.producer import Shelf, Value
@@ -98,18 +97,6 @@ class PipeBuffer(LookupBuffer):
             cancels.append(self._seeker.claim(key, digest, take=take, timeout=limit, transfer=transfer))
 
         return self._start(transfer, claim)
-
-    def drop_select(
-        self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
-    ) -> Transfer[None]:
-        """Take a value into `out`. See `LookupBuffer.drop_select`."""
-        return fill_claim(self.claim(key, digest=digest, take=True, timeout=timeout), out, skip)
-
-    def select(
-        self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
-    ) -> Transfer[None]:
-        """Copy a value into `out`. See `LookupBuffer.select`."""
-        return fill_claim(self.claim(key, digest=digest, take=False, timeout=timeout), out, skip)
 
     def contains(self, keys: Sequence[Key], *, timeout: float = 0.0) -> Transfer[list[bool]]:
         """Say which keys have a live value. See `LookupBuffer.contains`."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbridge import tracing
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
-from kvbridge.buffers.chain import fill_claim
 from kvbridge.buffers.keeper import Keeper
 from kvbridge.buffers.limits import check_limits
 from kvbridge.buffers.looking import Looking
@@ -142,18 +141,6 @@ class StoreBuffer(LookupBuffer):
         looking.transfer.on_done(lambda _: self._looking.discard(looking))
         self._start(looking, start)
         return looking.transfer
-
-    def drop_select(
-        self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
-    ) -> Transfer[None]:
-        """Take a value into `out`. See `LookupBuffer.drop_select`."""
-        return fill_claim(self.claim(key, digest=digest, take=True, timeout=timeout), out, skip)
-
-    def select(
-        self, key: Key, out: Payload, *, digest: bytes = b"", skip: int = 0, timeout: float = 0.0
-    ) -> Transfer[None]:
-        """Copy a value into `out`. See `LookupBuffer.select`."""
-        return fill_claim(self.claim(key, digest=digest, take=False, timeout=timeout), out, skip)
 
     def read(self, stored: Stored, what: str, out: Payload, skip: int) -> Transfer[None]:
         """Read a claimed value; it is let go of when that has ended. For claims."""

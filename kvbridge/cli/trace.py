@@ -134,7 +134,7 @@ def gather(events: Sequence[dict[str, Any]]) -> list[_Life]:
     lives: list[_Life] = []
     by_name: dict[str, _Life] = {}
     for event in events:
-        names = {str(event["id"]), *(str(event["args"][key]) for key in ("key",) if key in event["args"])}
+        names = {str(event["id"]), str(event["args"].get("key", event["id"]))}
         known = [by_name[name] for name in sorted(names) if name in by_name]
         life = known[0] if known else _Life()
         if not known:

@@ -78,23 +78,24 @@ class _Arrival:
 class Arrivals:
     """What was pushed. All methods belong to the endpoint's thread, but `stats`.
 
-    Attributes:
-        asked: How many claims of a key are on their way to its producer: its request came before the push.
-
     Args:
         inner: By which values are taken from their producers.
         endpoint: Whose thread it is.
         room: Host memory for them; None to take nothing.
         lease: Seconds that a value waits here to be claimed.
+
+    Attributes:
+        counters: What became of pushes.
+        asked: How many claims of a key are on their way to its producer: its request came before the push.
     """
 
     def __init__(self, inner: LookupBuffer, endpoint: Endpoint, room: HostPool | None, lease: float) -> None:
         self.counters: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
         self._inner = inner
         self._endpoint = endpoint
         self._room = room
         self._lease = lease
-        self.asked: Counter[str] = Counter()
         self._arrivals: dict[str, _Arrival] = {}
         self._packings: set[Packing] = set()
         self._nbytes = 0

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.buffer import Claim
 from kvbridge.control.messages import MAX_NOTE
-from kvbridge.errors import CapacityError, ClosedError, CorruptedError, KeyDroppedError, KVBridgeError, ProtocolError
-from kvbridge.layers.passing_buffer import PassingBuffer
+from kvbridge.errors import CapacityError, CorruptedError, KeyDroppedError, KVBridgeError, ProtocolError
+from kvbridge.layers.passing_buffer import WorkingBuffer
 from kvbridge.memory.checksums import SUM_BYTES, block_sums, new_hash
 from kvbridge.transfer import Transfer, cancelled
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.memory import Payload, Spec
 
-T = TypeVar("T")
-
 SLICE = 1 << 20
 """Bytes that are read between two looks at the sockets; about 0.2 ms."""
 
@@ -36,7 +33,7 @@ SUMS = (MAX_NOTE - HEAD.size) // SUM_BYTES
 """Checksums of one value at most."""
 
 
-class CheckedBuffer(PassingBuffer):
+class CheckedBuffer(WorkingBuffer):
     """A buffer whose values are verified. Both sides need one. Close it: it closes the one inside.
 
     Args:
@@ -49,12 +46,8 @@ class CheckedBuffer(PassingBuffer):
 
     def __init__(self, inner: LookupBuffer, endpoint: Endpoint) -> None:
         new_hash()
-        super().__init__(inner)
-        self.counters: Counter[str] = Counter()
-        self._endpoint = endpoint
-        self._closed: KVBridgeError | None = None
         self._summing: set[_Summing] = set()
-        endpoint.call_soon(lambda: endpoint.on_close(self._finish))
+        super().__init__(inner, endpoint)
 
     def insert(
         self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0, note: bytes = b""
@@ -163,23 +156,15 @@ class CheckedBuffer(PassingBuffer):
         """Return the numbers of the buffer inside, and how many values were verified, and found corrupted."""
         return {**self.inner.stats(), "verified": self.counters["verified"], "corrupted": self.counters["corrupted"]}
 
-    def close(self) -> None:
-        """Close the buffer inside. Idempotent."""
-        error = ClosedError("the buffer was closed")
-        if self._closed is None:
-            with contextlib.suppress(KVBridgeError):  # closed: it has finished everything
-                self._endpoint.call_soon(lambda: self._finish(error))
-        self.inner.close()
-
-    def _finish(self, error: KVBridgeError) -> None:
-        self._closed = self._closed or error
+    def give_up(self, error: KVBridgeError) -> None:
+        """Compute no checksums any more."""
         for summing in list(self._summing):
             summing.stop(error)
 
     def _start(self, summing: _Summing) -> None:
         def begin() -> None:
-            if self._closed is not None:
-                summing.stop(self._closed)
+            if self.closed is not None:
+                summing.stop(self.closed)
                 return
             self._summing.add(summing)
             summing.transfer.on_done(lambda _: self._summing.discard(summing))

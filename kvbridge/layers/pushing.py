@@ -12,9 +12,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvbridge.control.messages import Push
-from kvbridge.errors import ClosedError, KVBridgeError
+from kvbridge.errors import KVBridgeError
 from kvbridge.layers.arrivals import Arrivals
-from kvbridge.layers.passing_buffer import PassingBuffer
+from kvbridge.layers.passing_buffer import WorkingBuffer
 from kvbridge.transfer import Transfer, cancelled
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CHANNEL = "push"
 
 
-class PushingBuffer(PassingBuffer):
+class PushingBuffer(WorkingBuffer):
     """A buffer that pushes, and takes what is pushed. Close it: it closes the one inside, and the room.
 
     Args:
@@ -40,17 +40,10 @@ class PushingBuffer(PassingBuffer):
     """
 
     def __init__(self, inner: LookupBuffer, endpoint: Endpoint, room: HostPool | None, *, lease: float) -> None:
-        super().__init__(inner)
-        self.counters: Counter[str] = Counter()
-        self._endpoint = endpoint
         self._room = room
         self._arrivals = Arrivals(inner, endpoint, room, lease)
-        self._closed: KVBridgeError | None = None
-        endpoint.call_soon(self._connect)
-
-    def _connect(self) -> None:
-        self._endpoint.serve(CHANNEL, self._arrivals.pushed)
-        self._endpoint.on_close(self._finish)
+        super().__init__(inner, endpoint)
+        endpoint.call_soon(lambda: endpoint.serve(CHANNEL, self._arrivals.pushed))
 
     # -- producer ---------------------------------------------------------------------------------------------
 
@@ -94,8 +87,8 @@ class PushingBuffer(PassingBuffer):
             done.hand_on(transfer)
 
         def claim() -> None:
-            if self._closed is not None:
-                transfer.fail(self._closed)
+            if self.closed is not None:
+                transfer.fail(self.closed)
                 return
             if not self._arrivals.claim(key, digest, take=take, timeout=timeout, transfer=transfer):
                 self._arrivals.asked[key.id] += 1
@@ -120,15 +113,11 @@ class PushingBuffer(PassingBuffer):
         return {**self.inner.stats(), **{name: float(n) for name, n in counters.items()}, **self._arrivals.stats()}
 
     def close(self) -> None:
-        """Finish every transfer and close the buffer inside. Idempotent, bounded."""
-        error = ClosedError("the buffer was closed")
-        if self._closed is None:
-            with contextlib.suppress(KVBridgeError):  # closed: it has finished everything
-                self._endpoint.call_soon(lambda: self._finish(error))
-        self.inner.close()
+        """Close the buffer inside, and the room. See `WorkingBuffer.close`."""
+        super().close()
         if self._room is not None:
             self._room.close()
 
-    def _finish(self, error: KVBridgeError) -> None:
-        self._closed = self._closed or error
+    def give_up(self, error: KVBridgeError) -> None:
+        """Give up what was pushed here, and take nothing more."""
         self._arrivals.finish(error)

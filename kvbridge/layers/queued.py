@@ -7,12 +7,11 @@ it is, as without this layer: a full queue holds the blocks, and nothing else.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvbridge.errors import CapacityError, ClosedError, DuplicateKeyError, KeyDroppedError, KVBridgeError
+from kvbridge.errors import CapacityError, DuplicateKeyError, KeyDroppedError, KVBridgeError
 from kvbridge.layers.packing import Packing, packed_pages
-from kvbridge.layers.passing_buffer import PassingBuffer
+from kvbridge.layers.passing_buffer import WorkingBuffer
 from kvbridge.memory.pages import Pages
 from kvbridge.transfer import Transfer
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from kvbridge.memory.host_pool import HostBlock, HostPool
 
 
-class QueuedBuffer(PassingBuffer):
+class QueuedBuffer(WorkingBuffer):
     """A buffer with a queue of copies. Close it: it closes the one inside, and the room.
 
     Args:
@@ -35,13 +34,9 @@ class QueuedBuffer(PassingBuffer):
     """
 
     def __init__(self, inner: LookupBuffer, endpoint: Endpoint, room: HostPool) -> None:
-        super().__init__(inner)
-        self.counters: Counter[str] = Counter()
-        self._endpoint = endpoint
         self._room = room
-        self._closed: KVBridgeError | None = None
         self._copies: dict[str, _Copy] = {}
-        endpoint.call_soon(lambda: endpoint.on_close(self._finish))
+        super().__init__(inner, endpoint)
 
     def insert(
         self, key: Key, payload: Payload, *, digest: bytes = b"", lease: float = 0.0, note: bytes = b""
@@ -61,8 +56,8 @@ class QueuedBuffer(PassingBuffer):
             self.counters["queued"] += done.error is None
 
         def start() -> None:
-            if self._closed is not None:
-                copy.stop(self._closed)
+            if self.closed is not None:
+                copy.stop(self.closed)
             elif key.id in self._copies:
                 copy.stop(DuplicateKeyError(f"the key {key.id!r} has a value that is being copied, which stays"))
             else:
@@ -106,16 +101,12 @@ class QueuedBuffer(PassingBuffer):
         return {**self.inner.stats(), **counters}
 
     def close(self) -> None:
-        """Finish every transfer and close the buffer inside. Idempotent, bounded."""
-        error = ClosedError("the buffer was closed")
-        if self._closed is None:
-            with contextlib.suppress(KVBridgeError):  # closed: it has finished everything
-                self._endpoint.call_soon(lambda: self._finish(error))
-        self.inner.close()
+        """Close the buffer inside, and the room. See `WorkingBuffer.close`."""
+        super().close()
         self._room.close()
 
-    def _finish(self, error: KVBridgeError) -> None:
-        self._closed = self._closed or error
+    def give_up(self, error: KVBridgeError) -> None:
+        """Make no copies any more."""
         for copy in list(self._copies.values()):
             copy.stop(error)
 

@@ -16,7 +16,7 @@ from kvbridge.memory import checksums
 from kvbridge.memory.host_pool import HostPool
 from kvbridge.registry import create_backend
 from kvbridge_vllm.layout import fingerprint
-from kvbridge_vllm.metrics import figures
+from kvbridge_vllm.metrics import COUNTERS, GAUGES, figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,22 +29,6 @@ if TYPE_CHECKING:
     from kvbridge_vllm.metrics import Figures
 
 logger = logging.getLogger(__name__)
-
-CHANGES = (
-    "verified",
-    "pushed",
-    "push_taken",
-    "push_declined",
-    "push_expired",
-    "push_failed",
-    "push_late",
-    "push_lost",
-    "queued",
-    "queue_full",
-    "received_values",
-    "received_bytes",
-)
-"""Figures of layers around the buffer, where there are any."""
 
 
 class HandoffRank:
@@ -161,9 +145,7 @@ class HandoffRank:
             "saved_bytes": half.counters["saved_bytes"],
             "failed_saves": half.counters["failed_saves"],
             **figures("", half.failures, half.durations),
-            "expired": held.get("expired", 0.0),
-            **{name: held[name] for name in CHANGES if name in held},
-            "taken": held.get("taken", 0.0),
+            **{name: value for name, value in held.items() if name in COUNTERS or name in GAUGES},
             "held_values": held.get("entries", 0.0),
             "held_bytes": held.get("bytes", 0.0),
             "malformed_messages": self._endpoint.counters["malformed_messages"],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from kvbridge_vllm.launch import Engine
 
@@ -29,6 +32,8 @@ def running(specs: Sequence[EngineSpec], folder: Path) -> Iterator[list[Engine]]
         for engine in engines:
             engine.stop()
 
+
+LONG = pytest.mark.skipif(not os.environ.get("KVBRIDGE_LONG"), reason="takes minutes: KVBRIDGE_LONG=1 runs it")
 
 PREFILL_PARAMS = {
     "do_remote_decode": True,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from kvbridge_vllm.launch import EngineSpec, LaunchError
 from kvbridge_vllm.launch.process import free_port
-from tests.plugins.engines import DEV_MODE, ENGINE_ARGS, decode, plain, prefill, prompt, running, transfer_config
+from tests.plugins.engines import DEV_MODE, ENGINE_ARGS, LONG, decode, plain, prefill, prompt, running, transfer_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(not os.environ.get("KVBRIDGE_LONG"), reason="takes minutes: KVBRIDGE_LONG=1 runs it"),
+    LONG,
     pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="pip install --no-deps nixl"),
 ]
 

@@ -6,12 +6,13 @@ The backend leaves values in the prefill engine's own blocks until they are take
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,6 +20,7 @@ from kvbridge_vllm.launch import EngineHTTPError, EngineSpec
 from tests.plugins.engines import (
     DEV_MODE,
     ENGINE_ARGS,
+    LONG,
     counter,
     decode,
     eventually,
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = pytest.mark.skipif(not os.environ.get("KVBRIDGE_LONG"), reason="takes minutes: KVBRIDGE_LONG=1 runs it")
 LEASE = 20.0
 TIGHT = ("--num-gpu-blocks-override", "30")
 """Blocks for four prompts of 200 tokens."""
@@ -134,20 +135,17 @@ def test_several_samples(trio: list[Engine]) -> None:
 
 def test_two_clients_with_one_request_id(trio: list[Engine], oracle: Engine) -> None:
     prompts = [prompt(150, seed=203), prompt(150, seed=204)]
-    for same in ({"request_id": "same"},):
-        params = [prefill(trio[0], tokens, **same) for tokens in prompts]
-        with ThreadPoolExecutor(2) as pool:
-            asked = [
-                pool.submit(decode, trio[1], tokens, each, **same) for tokens, each in zip(prompts, params, strict=True)
-            ]
-            assert [one.result() for one in asked] == [plain(oracle, tokens) for tokens in prompts]
+    params = [prefill(trio[0], tokens, request_id="same") for tokens in prompts]
+    with ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(decode, trio[1], tokens, each, request_id="same")
+            for tokens, each in zip(prompts, params, strict=True)
+        ]
+        assert [one.result() for one in asked] == [plain(oracle, tokens) for tokens in prompts]
 
 
 def leave(engine: Engine, tokens: list[int], params: Any) -> socket.socket:
     """Ask, and return the connection, to be closed without waiting for the answer."""
-    import json
-    from urllib.parse import urlsplit
-
     body = json.dumps(
         {"model": engine.spec.model.name, "prompt": tokens, "max_tokens": 8, "kv_transfer_params": params}
     ).encode()

@@ -5,7 +5,6 @@ Takes minutes: KVBRIDGE_LONG=1 runs it.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import pytest
 
 from kvbridge_mooncake.services import Services
 from kvbridge_vllm.launch import EngineSpec
-from tests.plugins.engines import DEV_MODE, counter, eventually, plain, prompt, running
+from tests.plugins.engines import DEV_MODE, LONG, counter, eventually, plain, prompt, running
 from tests.plugins.reuse_engines import DETAILS, ask, config, forget
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(not os.environ.get("KVBRIDGE_LONG"), reason="takes minutes: KVBRIDGE_LONG=1 runs it"),
+    LONG,
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from kvbridge_vllm.launch import EngineSpec
 from tests.plugins.engines import (
     DEV_MODE,
     ENGINE_ARGS,
+    LONG,
     counter,
     decode,
     eventually,
@@ -34,9 +34,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PATIENT = {"claim_timeout": 300, "peer_timeout": 300, "lease": 900}
 """Four workers that spin on two cores keep each other from running for seconds: nothing here is about time."""
-
-
-LONG = pytest.mark.skipif(not os.environ.get("KVBRIDGE_LONG"), reason="takes minutes: KVBRIDGE_LONG=1 runs it")
 
 
 @pytest.fixture(scope="module")

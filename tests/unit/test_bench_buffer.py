@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from contextlib import contextmanager
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
@@ -34,13 +33,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def quick_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep processes from importing pytest, the main module here, and the log as it was: engines silence it."""
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep processes from importing pytest, which is the main module here."""
     monkeypatch.setattr(spawn, "get_preparation_data", _without_main)
-    logger = logging.getLogger("kvbridge")
-    level = logger.level
-    yield
-    logger.setLevel(level)
 
 
 @contextmanager

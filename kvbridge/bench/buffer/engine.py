@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import resource
 import time
 from pathlib import Path
@@ -81,7 +80,6 @@ class Engine(Served):
 
     def __init__(self) -> None:
         more_files()
-        logging.getLogger("kvbridge").setLevel(logging.CRITICAL)  # pauses are a figure here: `Held.collect_seconds`
         self._plane = Still(StillOptions())
         self._endpoint = Endpoint(self._plane, peer_timeout=PATIENCE)
         self._beats = 0
