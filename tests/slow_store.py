@@ -67,7 +67,7 @@ class SlowTask(Task[T]):
             return MoveState.WAIT if self._left % 2 else MoveState.AGAIN
         self._end()
         if self.verb in store.failures:
-            raise store.failures[self.verb]
+            raise store.failure(self.verb)
         self.result = self._work()
         return MoveState.DONE
 
@@ -119,6 +119,7 @@ class SlowStore(Store[SlowOptions]):
         self.values: dict[str, tuple[bytes, Any]] = {} if values is None else values
         self.held: dict[tuple[str, str], Hold] = {}
         self.failures: dict[str, Exception] = {}
+        self.only_next = False
         self.stubborn = False
         self.begun: list[tuple[str, str]] = []
         self.tasks: list[SlowTask[Any]] = []
@@ -136,6 +137,10 @@ class SlowStore(Store[SlowOptions]):
     def hold(self, verb: str, key: str = "") -> Hold:
         self.held[verb, key] = Hold()
         return self.held[verb, key]
+
+    def failure(self, verb: str) -> Exception:
+        """Why a task of this kind fails: the next one alone, if `only_next` is set."""
+        return self.failures.pop(verb) if self.only_next else self.failures[verb]
 
     def holding(self, verb: str, key: str) -> Hold | None:
         found = self.held.get((verb, key)) or self.held.get((verb, ""))
@@ -190,7 +195,7 @@ class ThreadedStore(SlowStore):
                 hold.reached.set()
                 threading.Event().wait(0.002)
             if verb in self.failures:
-                raise self.failures[verb]
+                raise self.failure(verb)
             return work()
 
         assert self.pool is not None

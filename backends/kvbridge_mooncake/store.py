@@ -206,6 +206,9 @@ class MooncakeStore(Store[MooncakeStoreOptions]):
             self.client.put(mark, token)
             if self.client.get([mark])[0] != token:
                 return None
+            if self._found([self._head(key)])[0] != head:  # who took it has let go of it since, and of its mark
+                self._discard([head.name])
+                return None
             self.client.remove([self._head(key)], force=True)
         with self._lock:
             self._held[head.name] = self._held.get(head.name, 0) + 1

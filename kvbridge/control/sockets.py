@@ -70,6 +70,7 @@ class Outbound:
         if dealer is not None:
             self._owner.forget(self, dealer)
             dealer.disable_monitor()
+            self.monitor.close(linger=0)  # it would wait for the collector of garbage otherwise
             dealer.close(linger=100)
 
 
@@ -130,22 +131,16 @@ class Sockets:
         found = re.fullmatch(r"tcp://[^\s/]+:(\d{1,5})", address)
         if found is None or not 0 < int(found[1]) < 1 << 16:
             raise ConfigError(f"{address!r} is not an address of the form tcp://host:port")
+        dealer = self._open()
         try:
-            dealer = self._context.socket(zmq.DEALER)
+            outbound = Outbound(self, dealer, dial)
         except zmq.ZMQError as error:
-            raise CapacityError(
-                f"cannot open another connection: {error.strerror}; raise the limit of open files"
-            ) from error
-        self._configure(dealer)
-        if self._keys is not None:
-            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
-            dealer.curve_serverkey = self._keys.public
-        outbound = Outbound(self, dealer, dial)
+            dealer.close(linger=0)
+            raise _no_room(error) from error
         try:
             dealer.connect(address)
         except zmq.ZMQError as error:
-            dealer.disable_monitor()
-            dealer.close(linger=0)
+            outbound.close()
             raise ConfigError(f"{address!r} is not an address that can be reached: {error.strerror}") from error
         self._outbound[dealer] = outbound
         self._outbound[outbound.monitor] = outbound
@@ -242,6 +237,17 @@ class Sockets:
             self.touch(ready)  # there may be more
         return frames
 
+    def _open(self) -> zmq.Socket[bytes]:
+        try:
+            dealer = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise _no_room(error) from error
+        self._configure(dealer)
+        if self._keys is not None:
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+            dealer.curve_serverkey = self._keys.public
+        return dealer
+
     def _configure(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.LINGER, 100)
         sock.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -250,3 +256,7 @@ class Sockets:
         sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         sock.setsockopt(zmq.SNDHWM, MAX_QUEUED)
         sock.setsockopt(zmq.RCVHWM, MAX_QUEUED)
+
+
+def _no_room(error: zmq.ZMQError) -> CapacityError:
+    return CapacityError(f"cannot open another connection: {error.strerror}; raise the limit of open files")

@@ -143,6 +143,32 @@ def test_a_flood_of_questions_for_keys_that_never_come_is_bounded(
     assert not producer.buffer._shelf._waiting
 
 
+def test_a_question_that_is_put_again_waits_once(pair: tuple[Node, Node], rogue: Rogue) -> None:
+    producer, _ = pair
+    rogue.say(*(Select("buffer", 5, f"never {index % 3}", b"", True, 60.0) for index in range(100)))
+    rogue.say(Ask("buffer", 99, ("k",)))
+    assert isinstance(rogue.hear(), Answer)
+    assert sum(map(len, producer.buffer._shelf._waiting.values())) == 1
+
+
+def test_questions_that_are_over_make_room_for_others(
+    pair: tuple[Node, Node], rogue: Rogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, _ = pair
+    monkeypatch.setattr(producer_module, "MAX_WAITING", 2)
+    for xid in range(6):  # in its time, by a cancel, by its value
+        key = f"k{xid}"
+        rogue.say(Select("buffer", xid, key, b"", False, 0.05 if xid % 3 == 0 else 60.0))
+        if xid % 3 == 0:
+            assert isinstance(rogue.hear(), Miss)
+        elif xid % 3 == 1:
+            rogue.say(Cancel("buffer", xid))
+        else:
+            producer.insert(key, 1, 1000)
+            assert isinstance(rogue.hear(), Offer)
+    assert not producer.buffer._shelf._questions
+
+
 def test_a_value_that_a_consumer_says_it_took_twice_is_taken_once(pair: tuple[Node, Node], rogue: Rogue) -> None:
     producer, _ = pair
     producer.insert("k", 1, 1000)

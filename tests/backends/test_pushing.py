@@ -331,6 +331,18 @@ def test_a_second_insert_of_a_key_is_refused_and_the_first_stays(
     eventually(lambda: not pool.stats().used, 5, lambda: str(pool.stats()))
 
 
+def test_a_second_insert_is_refused_while_the_first_is_being_copied(
+    queue: Callable[..., tuple[QueuedBuffer, HostPool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "SLICE", 512)
+    here, _ = queue(4 << 20)
+    big = Pages.of([Region.over(np.zeros(1 << 20, dtype=np.uint8), 512)], range(2048))
+    first, second = here.insert(Key("k"), big), here.insert(Key("k"), big)
+    with pytest.raises(DuplicateKeyError, match="that is being copied, which stays"):
+        second.wait(5)
+    first.wait(5)
+
+
 @pytest.mark.parametrize("end", ["cancel", "drop", "close"])
 def test_a_copy_that_is_not_wanted_any_more_ends(
     queue: Callable[..., tuple[QueuedBuffer, HostPool]], monkeypatch: pytest.MonkeyPatch, end: str

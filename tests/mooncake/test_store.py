@@ -12,12 +12,13 @@ import pytest
 from kvbridge.abc import Key
 from kvbridge.conformance.node import Node
 from kvbridge.conformance.values import Geometry, PagesValue, TensorValue
-from kvbridge.errors import BackendUnavailableError, DuplicateKeyError, KVBridgeError
+from kvbridge.errors import BackendUnavailableError, DuplicateKeyError, KeyUnknownError, KVBridgeError
 from kvbridge.memory import Pages, Region
 from kvbridge_mooncake import MooncakeStore, MooncakeStoreOptions
 from kvbridge_mooncake.memory import Blocks
 from kvbridge_mooncake.pieces import pieces
 from kvbridge_mooncake.services import Services
+from tests.nodes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,6 +127,32 @@ def test_of_many_who_put_one_key_one_does(node: Callable[..., Node]) -> None:
         assert (out == out[0]).all()
     assert len(ended) == 45
     assert ended.count("duplicate") == 30
+
+
+def test_who_comes_after_a_value_was_taken_and_let_go_of_does_not_have_it(
+    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has seen the head, and puts its mark when the winner's mark is removed again with the bytes."""
+    early, late = node(), node()
+    early.insert("k", SMALL)
+    client = store_of(late).client
+    put, reached, go_on = client.put, threading.Event(), threading.Event()
+    marks: list[str] = []
+
+    def put_late(key: str, value: bytes) -> None:
+        marks.append(key)
+        reached.set()
+        go_on.wait(SOON)
+        put(key, value)
+
+    monkeypatch.setattr(client, "put", put_late)
+    late.begin("t", "drop_select", Key("k"), SMALL, timeout=1)
+    assert reached.wait(SOON)
+    early.take(Key("k"), SMALL)
+    eventually(lambda: not client.exist(marks)[0], SOON, lambda: "the winner's mark is not yet there, or still")
+    go_on.set()
+    assert late.await_over("t", SOON) == KeyUnknownError.code
+    eventually(lambda: not client.exist(marks)[0], SOON, lambda: "it left its mark")
 
 
 def test_without_a_master_it_says_so_at_once() -> None:

@@ -99,6 +99,18 @@ def test_a_failed_load_is_counted_and_never_loaded_again() -> None:
     assert empty(half)
 
 
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_load_that_ends_its_request_is_counted_if_the_engine_says_that_it_failed(failed: bool) -> None:
+    half, request = scheduler(), asked()
+    claimed(half, request)
+    half.allocated(request, list(range(1, 8)), 0, 100)
+    half.plan()
+    half.finished(request, [], completed=False, failed=failed)  # before anybody tells that the load has ended
+    half.received("r", failed=failed)
+    assert half.counters["failed_loads"] == failed
+    assert half.plan().cancels == ["r"]
+
+
 def test_a_claim_that_no_worker_reports_on_is_given_up_at_its_deadline(clock: Clock) -> None:
     half, request = scheduler(claim_timeout=5.0), asked()
     assert half.matched(request, 0) is None

@@ -51,6 +51,17 @@ def test_a_save_inserts_the_blocks_and_is_reported_once_when_they_are_free() -> 
     assert (half.counters["saves"], half.counters["saved_bytes"]) == (1, 2 * 128)
 
 
+def test_the_consumer_of_a_save_is_told_by_its_own_rank_once_the_value_is_there() -> None:
+    buffer, told_of = FakeBuffer(), []
+
+    def announce(key: Any, pages: Any, digest: bytes, to: str) -> None:
+        told_of.append((key.id in buffer.inserts, key.id, pages.block_ids[0].tolist(), digest, to))
+
+    half = HandoffWorker(buffer, layout(), rank=1, claim_timeout=4.0, lease=33.0, announce=announce)
+    half.begin(Plan(saves=[SaveOrder("p", "key", b"digest", (7, 2), ("tcp://a:1", "tcp://b:2")), SAVE]))
+    assert told_of == [(True, "key", [7, 2], b"digest", "tcp://b:2")]
+
+
 @pytest.mark.parametrize("blocks", [(7, 0), (7, 10), (-1,)])
 def test_a_save_of_the_null_block_or_of_no_block_of_the_cache_inserts_nothing_and_frees_the_request(
     blocks: tuple[int, ...],
