@@ -119,6 +119,9 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         mode: `"GET"`: a value waits at the prefill engine until its decode request asks for it. `"PUT"`: it is pushed
             to the decode engine that the router names in the request's id, as soon as that has room. `"PUT_ASYNC"`:
             the prefill engine has its blocks back when a copy is made, and the copy is pushed. For KV in host memory.
+        layers: 0: all of a request's KV is one value, handed over when its prefill has ended. Else so many layers make
+            a value, handed over while the next ones are computed. Both sides need the same number. For KV in host
+            memory.
         room: Bytes of host memory that each worker has for values that are pushed to it, or that it pushes.
         trace: Folder in which each process writes the life of every hand-over, for `kvbridge trace`.
         discovery: Where a router listens for engines that make themselves known; by default they do not.
@@ -141,6 +144,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     secret_file: str = ""
     checksum: bool = False
     mode: Literal["GET", "PUT", "PUT_ASYNC"] = "GET"
+    layers: int = 0
     room: int | str = "1GiB"
     trace: str = ""
     discovery: DiscoveryConfig | None = None
@@ -210,6 +214,7 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
         ("transfer_timeout", 0.1, 3600),
         ("peer_timeout", 1, 3600),
         ("min_tokens", 1, 1 << 40),
+        ("layers", 0, 1 << 16),
     ):
         value = getattr(config, name)
         if not low <= value <= high:

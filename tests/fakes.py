@@ -65,7 +65,9 @@ class FakeBuffer(LookupBuffer):
         self.dropped: list[Key] = []
         self.closed = 0
 
-    def insert(self, key: Key, payload: Any, *, digest: bytes = b"", lease: float = 0.0) -> Transfer[None]:
+    def insert(
+        self, key: Key, payload: Any, *, digest: bytes = b"", lease: float = 0.0, note: bytes = b""
+    ) -> Transfer[None]:
         transfer = FakeTransfer(f"inserting {key.id}", obedient=self.obedient)
         self.inserts[key.id] = payload, digest, lease, transfer
         return transfer

@@ -1,4 +1,7 @@
-"""The raw library, for `kvbridge bench`: the same pages in prepared lists, one transfer, and nothing around it."""
+"""The raw library, for `kvbridge bench`: the same pages in prepared lists, one transfer, and nothing around it.
+
+The transfer is made for each move: an engine's requests have other blocks each time.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,6 @@ class RawNixl(Raw):
         self._rows = np.array([[address, page, 0, page, nbytes // page]], dtype=np.uint64)
         self._mine = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", self._rows, "DRAM")
         self._theirs: Any = None
-        self._requests: dict[str, Any] = {}
 
     def card(self) -> bytes:
         """Return what the other side needs."""
@@ -47,16 +49,18 @@ class RawNixl(Raw):
         self._theirs = self._agent.prep_xfer_dlist(name, table, "DRAM")
 
     def move(self, name: str, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Write pages, and wait until they are there. A transfer of one name is prepared once."""
-        if name not in self._requests:
-            local, remote = source.astype(np.int32), target.astype(np.int32)
-            self._requests[name] = self._agent.make_prepped_xfer("WRITE", self._mine, local, self._theirs, remote)
-        handle = self._requests[name]
-        state = self._agent.transfer(handle)
-        for _ in range(POLLS):
-            if state == "DONE":
-                return
-            state = self._agent.check_xfer_state(handle)
+        """Write pages, and wait until they are there."""
+        del name
+        local, remote = source.astype(np.int32), target.astype(np.int32)
+        handle = self._agent.make_prepped_xfer("WRITE", self._mine, local, self._theirs, remote)
+        try:
+            state = self._agent.transfer(handle)
+            for _ in range(POLLS):
+                if state == "DONE":
+                    return
+                state = self._agent.check_xfer_state(handle)
+        finally:
+            library.give_back(handle)
         raise TransportError("the raw transfer did not end")
 
     def progress(self) -> None:
@@ -65,7 +69,7 @@ class RawNixl(Raw):
 
     def close(self) -> None:
         """Give everything back."""
-        for handle in (*self._requests.values(), self._mine, self._theirs):
+        for handle in (self._mine, self._theirs):
             if handle is not None:
                 library.give_back(handle)
         self._agent.deregister_memory(self._registered)

@@ -39,6 +39,7 @@ MUST_AGREE: dict[str, Callable[[ConnectorConfig], str | None]] = {
     "backend": lambda config: config.handoff.backend if config.handoff else None,
     "model_id": lambda config: config.model_id,
     "mode": lambda config: "GET" if config.mode == "GET" else "PUT or PUT_ASYNC",
+    "layers": lambda config: str(config.layers or "all"),
     "checksum": lambda config: str(config.checksum).lower(),
 }
 """What has to be equal in both engines."""

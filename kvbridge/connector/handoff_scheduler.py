@@ -28,7 +28,7 @@ from kvbridge.connector.params import (
     wants_decode,
     wants_prefill,
 )
-from kvbridge.connector.plan import ClaimOrder, LoadOrder, Plan, RemoteKey, Report, SaveOrder
+from kvbridge.connector.plan import ClaimOrder, LayerOrder, LoadOrder, Plan, RemoteKey, Report, SaveOrder
 from kvbridge.connector.shunned import NO_ANSWER, Shunned
 from kvbridge.errors import ConfigError, KVBridgeError, TransferTimeoutError
 
@@ -53,6 +53,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         self._wanted: dict[str, Wanted] = {}
         self._claims: dict[int, str] = {}
         self._claim_ids = itertools.count(1)
+        self._early: dict[str, str] = {}
         self._shunned = Shunned()
         self._plan = Plan()
 
@@ -211,6 +212,33 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         self._claims.pop(wanted.claim, None)
         wanted.state = State.OVER
 
+    # -- prefill side, layer by layer --------------------------------------------------------------------------
+
+    def computing(self, request: RequestView, block_ids: Sequence[int]) -> None:
+        """Order a prompt's hand-over by layers in this plan's step, which computes the rest of it and no more."""
+        found = self._blocks(request, block_ids) if self._delivers(request) else []
+        if not found:
+            return
+        key = self._early[request.id] = uuid.uuid4().hex
+        self._plan.layers.append(LayerOrder(request.id, key, request.digest(), tuple(found), self._to(request)))
+        tracing.mark("computing", request.id, key=key, blocks=len(found))
+
+    def preempted(self, request_id: str) -> None:
+        """Take note that the engine took a request's blocks away: this plan's step may write to them."""
+        if self._early.pop(request_id, "") or request_id in self._plan.withdrawals:
+            self._plan.fences.append(request_id)
+
+    def _delivers(self, request: RequestView) -> bool:
+        return bool(wants_decode(request.params) and self._settings.produces and request.plain)
+
+    def _blocks(self, request: RequestView, block_ids: Sequence[int]) -> list[int]:
+        """Return the blocks of the prompt; none if the engine does not name all, or cannot be reached yet."""
+        blocks = -(-request.num_tokens // self._settings.block_size)
+        return list(block_ids[:blocks]) if blocks <= len(block_ids) and self._addresses else []
+
+    def _to(self, request: RequestView) -> tuple[str, ...]:
+        return consumers(request.id, self._settings.ranks) if self._settings.pushes else ()
+
     # -- both sides -------------------------------------------------------------------------------------------
 
     def finished(
@@ -228,19 +256,20 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
             self._release(wanted)
         elif wants_prefill(request.params):
             self._drop_unused(request)
-        if not (completed and wants_decode(request.params) and self._settings.produces and request.plain):
-            return False, None
-        blocks = -(-request.num_tokens // self._settings.block_size)
-        if not 0 < blocks <= len(block_ids) or not self._addresses:
+        early = self._early.pop(request.id, "")
+        if completed and self._delivers(request):
+            found = self._blocks(request, block_ids)
+            if found:
+                return True, self._hand_over(request, found, early)
             self.counters["not_handed_over"] += 1
-            return False, None
-        return True, self._hand_over(request, list(block_ids[:blocks]))
+        if early:
+            self._plan.withdrawals.append(request.id)
+        return bool(early), None
 
-    def _hand_over(self, request: RequestView, block_ids: list[int]) -> dict[str, Any]:
+    def _hand_over(self, request: RequestView, block_ids: list[int], early: str) -> dict[str, Any]:
         digest = request.digest()
-        key = uuid.uuid4().hex
-        to = consumers(request.id, self._settings.ranks) if self._settings.pushes else ()
-        self._plan.saves.append(SaveOrder(request.id, key, digest, tuple(block_ids), to))
+        key = early or uuid.uuid4().hex
+        self._plan.saves.append(SaveOrder(request.id, key, digest, tuple(block_ids), self._to(request)))
         self.counters["handed_over"] += 1
         tracing.mark("prefilled", request.id, key=key, tokens=request.num_tokens, blocks=len(block_ids))
         handoff = Handoff(

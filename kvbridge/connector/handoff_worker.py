@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from kvbridge.abc.buffer import Claim, Key, LookupBuffer
 from kvbridge.abc.connector import Outcome, WorkerHalf
@@ -17,14 +17,13 @@ from kvbridge.errors import BusyError, KVBridgeError, SpecMismatchError
 from kvbridge.transfer import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from kvbridge.connector.layerwise import Announce, LayerwiseSaves
     from kvbridge.memory import Pages
     from kvbridge.memory.layout import CacheLayout
 
 logger = logging.getLogger(__name__)
-
-Announce: TypeAlias = "Callable[[Key, Pages, bytes, str], None]"
 
 
 @dataclass(eq=False)
@@ -47,6 +46,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         claim_timeout: Seconds that the prefill engine may take to answer.
         lease: Seconds for which a value waits for its consumer.
         announce: Tells a consumer at an address of a value that was inserted: its key, pages and digest.
+        layerwise: What hands over layer by layer, if that is wanted.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         claim_timeout: float,
         lease: float,
         announce: Announce | None = None,
+        layerwise: LayerwiseSaves | None = None,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
@@ -68,6 +69,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         self._claim_timeout = claim_timeout
         self._lease = lease
         self._announce = announce
+        self.layerwise = layerwise
         self._claims: dict[int, Transfer[Claim]] = {}
         self._granted: dict[int, Claim] = {}
         self._loads: dict[str, _Load] = {}
@@ -95,6 +97,8 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
     def poll(self) -> Outcome:
         """Return what has ended since the last call."""
         outcome = Outcome()
+        if self.layerwise is not None:
+            outcome.sent |= self.layerwise.poll()
         for claim, transfer in list(self._claims.items()):
             if transfer.poll():
                 self._claimed(claim, transfer)
@@ -199,14 +203,22 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
             pages = self._pages(order.block_ids)
             nbytes = pages.nbytes
             self.saving(order.request_id, pages)
-            key = Key(order.key)
-            transfer = self._buffer.insert(key, pages, digest=order.digest, lease=self._lease)
-            if order.to and self._announce is not None and not transfer.error:
-                self._announce(key, pages, order.digest, order.to[self._rank])
+            early = self.layerwise.take(order) if self.layerwise is not None else None
+            if early is not None:
+                transfer, started = early
+            else:
+                transfer = self._insert(order, pages)
         except KVBridgeError as error:
             transfer = Transfer(f"handing over {order.request_id}")
             transfer.fail(error)
         self._saves[order.request_id] = (transfer, nbytes, started)
+
+    def _insert(self, order: SaveOrder, pages: Pages) -> Transfer[None]:
+        key = Key(order.key)
+        transfer = self._buffer.insert(key, pages, digest=order.digest, lease=self._lease)
+        if order.to and self._announce is not None and not transfer.error:
+            self._announce(key, pages, order.digest, order.to[self._rank])
+        return transfer
 
     def _saved(self, request_id: str, saved: Transfer[None], nbytes: int, started: float) -> None:
         if saved.error is None:

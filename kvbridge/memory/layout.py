@@ -44,10 +44,18 @@ class Placement:
 
     def runs(self) -> list[tuple[int, int]]:
         """Return `(offset, bytes)` of block 0 for each region: one region where the layers of a block adjoin."""
-        count = len(self.layers)
-        if count > 1 and self.layer_stride == self.page_bytes:
-            return [(self.offset, count * self.page_bytes)]
-        return [(self.offset + index * self.layer_stride, self.page_bytes) for index in range(count)]
+        return [
+            (self.offset + first * self.layer_stride, len(names) * self.page_bytes) for first, names in self._regions()
+        ]
+
+    def layers_of_runs(self) -> list[tuple[str, ...]]:
+        """Return the names of the layers in each region."""
+        return [names for _, names in self._regions()]
+
+    def _regions(self) -> list[tuple[int, tuple[str, ...]]]:
+        if len(self.layers) > 1 and self.layer_stride == self.page_bytes:
+            return [(0, self.layers)]
+        return [(index, (name,)) for index, name in enumerate(self.layers)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +65,12 @@ class CacheLayout:
     Attributes:
         regions: Unique regions: what a backend registers.
         groups: For each cache group the indices of its regions, in layer order.
+        layers: For each region the names of the layers in it.
     """
 
     regions: tuple[Region, ...]
     groups: tuple[tuple[int, ...], ...]
+    layers: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def build(
@@ -87,9 +97,10 @@ class CacheLayout:
             ConfigError: A placement lies outside of the allocation.
         """
         regions: dict[tuple[int, int, int, int], tuple[int, Region]] = {}
+        layers: dict[int, tuple[str, ...]] = {}
         groups: list[list[int]] = [[] for _ in range(1 + max((p.group for p in placements), default=-1))]
         for placement in placements:
-            for offset, page_bytes in placement.runs():
+            for (offset, page_bytes), names in zip(placement.runs(), placement.layers_of_runs(), strict=True):
                 region = Region(
                     address=address + offset,
                     page_bytes=page_bytes,
@@ -100,10 +111,11 @@ class CacheLayout:
                     host=None if host is None else host[offset:],
                 )
                 index, _ = regions.setdefault(region.identity, (len(regions), region))
+                layers[index] = layers.get(index, ()) + names
                 groups[placement.group].append(index)
         if not regions:
             raise ConfigError("the engine's KV cache has no layer: there is nothing to hand over")
-        return cls(tuple(region for _, region in regions.values()), tuple(map(tuple, groups)))
+        return cls(tuple(region for _, region in regions.values()), tuple(map(tuple, groups)), tuple(layers.values()))
 
     def pages(self, block_ids: Sequence[Sequence[int]]) -> Pages:
         """Name blocks by cache group: the pages of each group's own layers, group after group.

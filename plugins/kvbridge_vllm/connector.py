@@ -209,11 +209,20 @@ class KVBridgeConnector(KVConnectorBase_V1):
         directory = self._worker.directory() if self._worker is not None else None
         return RankAddress(*directory) if directory is not None else None
 
-    @never_raises()
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Begin this step's saves, and wait for copies out of blocks that it will write to. Before any computing."""
+        """Begin this step's saves, and wait for what reads blocks that it will write to. Before any computing.
+
+        Raises:
+            TransferTimeoutError: They are still read: the engine ends, rather than to give wrong tokens.
+        """
         if self._worker is not None and isinstance(kv_connector_metadata, StepMetadata):
-            self._worker.prepare(kv_connector_metadata.reuse)
+            if self._worker.layerwise is not None:
+                self._worker.layerwise.prepare(kv_connector_metadata.plan)
+            self._prepare(self._worker, kv_connector_metadata)
+
+    @never_raises()
+    def _prepare(self, worker: WorkerSide, metadata: StepMetadata) -> None:
+        worker.prepare(metadata.reuse)
 
     @never_raises()
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -226,11 +235,18 @@ class KVBridgeConnector(KVConnectorBase_V1):
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: loads are asynchronous and whole."""
 
+    @never_raises()
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing to save by layer: a request's blocks are handed over when it has finished."""
+        """Hand over what is complete with this layer, where that is wanted layer by layer. Never blocks."""
+        del kv_layer, attn_metadata, kwargs
+        if self._worker is not None and self._worker.layerwise is not None:
+            self._worker.layerwise.computed(layer_name)
 
+    @never_raises()
     def wait_for_save(self) -> None:
-        """Nothing to wait for: the engine keeps the blocks until they were handed over."""
+        """Hand over the layers whose end was not told. Never waits: the engine keeps the blocks."""
+        if self._worker is not None and self._worker.layerwise is not None:
+            self._worker.layerwise.finish()
 
     @never_raises(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:

@@ -6,10 +6,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.config import parse_bytes
+from kvbridge.connector.layerwise import LayerwiseSaves, in_parts
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.control.secret import read_secret
 from kvbridge.errors import ConfigError
 from kvbridge.layers.checked import CheckedBuffer
+from kvbridge.layers.layered import LayeredBuffer, part_sizes
 from kvbridge.layers.pushing import PushingBuffer
 from kvbridge.layers.queued import QueuedBuffer
 from kvbridge.memory import checksums
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
     from kvbridge.abc.connector import Outcome
     from kvbridge.config import ConnectorConfig, HandoffConfig
-    from kvbridge.connector.handoff_worker import Announce, HandoffWorker
+    from kvbridge.connector.handoff_worker import HandoffWorker
+    from kvbridge.connector.layerwise import Announce
     from kvbridge.connector.plan import Plan, Report
     from kvbridge.memory.layout import CacheLayout
     from kvbridge_vllm.metrics import Figures
@@ -68,7 +71,8 @@ class HandoffRank:
     def register(self, layout: CacheLayout, rank: int) -> None:
         """Take the cache: from here on this rank can be reached."""
         config, transfer = self._config, self._vllm_config.kv_transfer_config
-        for name, wanted in (("checksum", config.checksum), ("mode", config.mode != "GET")):
+        options = (("checksum", config.checksum), ("mode", config.mode != "GET"), ("layers", config.layers))
+        for name, wanted in options:
             if wanted and any(region.device != "cpu" for region in layout.regions):
                 raise ConfigError(
                     f"kv_connector_extra_config.{name}: {getattr(config, name)!r} is for KV in host memory, this "
@@ -81,6 +85,7 @@ class HandoffRank:
             fingerprint={
                 **fingerprint(self._vllm_config, self._kv_cache_config, rank, config.model_id),
                 "checksum": checksums.NAME if config.checksum else "none",
+                "layers of a value": str(config.layers or "all"),
             },
             host=config.host,
             port=config.port and config.port + rank,
@@ -91,6 +96,11 @@ class HandoffRank:
         if config.checksum:
             self._buffer = CheckedBuffer(self._buffer, self._endpoint)
         announce = self._push(self._endpoint, transfer) if config.mode != "GET" else None
+        layerwise: LayerwiseSaves | None = None
+        if config.layers:
+            self._buffer = layered = LayeredBuffer(self._buffer, part_sizes(layout.layers, config.layers))
+            layerwise = LayerwiseSaves(layered, layout, rank=rank, lease=config.lease, announce=announce)
+            announce = in_parts(layered, announce)
         self._half = self._half_class(
             self._buffer,
             layout,
@@ -98,6 +108,7 @@ class HandoffRank:
             claim_timeout=config.claim_timeout,
             lease=config.lease,
             announce=announce,
+            layerwise=layerwise,
         )
         logger.info(
             "kvbridge: rank %d hands over KV by the backend %r, control address %s, %d regions",
@@ -116,6 +127,11 @@ class HandoffRank:
         room = HostPool(size) if transfer.is_kv_consumer else None
         self._buffer = pushing = PushingBuffer(self._buffer, endpoint, room, lease=config.lease)
         return pushing.announce
+
+    @property
+    def layerwise(self) -> LayerwiseSaves | None:
+        """What hands over layer by layer, if that is wanted."""
+        return self._half.layerwise if self._half is not None else None
 
     def directory(self) -> tuple[str, int] | None:
         """Return this rank's control address and incarnation."""
@@ -145,6 +161,7 @@ class HandoffRank:
             "saved_bytes": half.counters["saved_bytes"],
             "failed_saves": half.counters["failed_saves"],
             **figures("", half.failures, half.durations),
+            **(half.layerwise.counters if half.layerwise is not None else {}),
             **{name: value for name, value in held.items() if name in COUNTERS or name in GAUGES},
             "held_values": held.get("entries", 0.0),
             "held_bytes": held.get("bytes", 0.0),

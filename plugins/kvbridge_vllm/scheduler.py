@@ -42,6 +42,7 @@ class SchedulerSide:
         self._differences = Differences()
         self._local: dict[str, int] = {}
         self._handed: set[str] = set()
+        self._layered: dict[str, Any] | None = {} if config.layers and transfer.is_kv_producer else None
         self.handoff: HandoffScheduler | None = None
         self.reuse: ReuseSide | None = None
         self._discovery: Discovery | None = None
@@ -95,6 +96,8 @@ class SchedulerSide:
         local = self._local.pop(request.request_id, request.num_computed_tokens)
         block_ids = blocks.get_block_ids()[0]
         handed = tokens > 0 and request.request_id in self._handed
+        if self._layered is not None and request.max_tokens == 1:  # else it writes to its last block afterwards
+            self._layered[request.request_id] = request
         if self.handoff is not None:
             self.handoff.allocated(view(request), block_ids, local, tokens if handed else 0)
         if self.reuse is not None:
@@ -110,6 +113,8 @@ class SchedulerSide:
         """Take `request_finished`."""
         self._local.pop(request.request_id, None)
         self._handed.discard(request.request_id)
+        if self._layered is not None:
+            self._layered.pop(request.request_id, None)
         if self.reuse is not None:
             self.reuse.finished(request, block_ids)
         if self.handoff is None:
@@ -120,10 +125,23 @@ class SchedulerSide:
 
     def plan(self, scheduler_output: Any) -> tuple[Plan, ReusePlan | None]:
         """Return this step's plans."""
+        if self.handoff is not None and self._layered is not None:
+            self._order_layers(self.handoff, self._layered, scheduler_output)
         return (
             self.handoff.plan() if self.handoff is not None else Plan(),
             self.reuse.plan(scheduler_output) if self.reuse is not None else None,
         )
+
+    @staticmethod
+    def _order_layers(handoff: HandoffScheduler, layered: dict[str, Any], scheduler_output: Any) -> None:
+        """Have prompts handed over layer by layer whose last tokens this step computes."""
+        for request_id in scheduler_output.preempted_req_ids or ():
+            handoff.preempted(request_id)
+        state = scheduler_output.kv_connector_block_state
+        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+            request = layered.get(request_id)
+            if request is not None and request.num_computed_tokens + tokens >= request.num_prompt_tokens:
+                handoff.computing(view(request), state.resolve_block_ids(request_id)[0])
 
     @property
     def idle(self) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kvbridge.config import ConnectorConfig
     from kvbridge.connector.handoff_worker import HandoffWorker
+    from kvbridge.connector.layerwise import LayerwiseSaves
     from kvbridge.connector.plan import Plan
     from kvbridge.connector.reuse_plan import ReusePlan
     from kvbridge.connector.reuse_worker import ReuseWorker
@@ -76,6 +77,11 @@ class WorkerSide:
         """Do what a plan asks for before anything is computed."""
         if self._reuse is not None and plan is not None:
             self._reuse.prepare(plan)
+
+    @property
+    def layerwise(self) -> LayerwiseSaves | None:
+        """What hands over layer by layer, if that is wanted."""
+        return self._handoff.layerwise if self._handoff is not None else None
 
     def begin(self, plan: Plan, reuse: ReusePlan | None) -> None:
         """Start the plans' orders."""

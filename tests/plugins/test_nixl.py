@@ -10,6 +10,7 @@ from kvbridge_vllm.launch import EngineSpec
 from tests.plugins.engines import DEV_MODE, ENGINE_ARGS, counter, decode, eventually, plain, prefill, prompt, running
 from tests.plugins.engines import transfer_config as config_of
 from tests.plugins.test_binding import *  # noqa: F403 - these tests again, with the engines of this module
+from tests.plugins.test_router import *  # noqa: F403 - likewise
 from tests.plugins.test_token_equality import *  # noqa: F403 - likewise
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def nixl_pair(folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]:
+def duo(folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]:
     specs = [
         EngineSpec(
             f"nixl-{role}",
@@ -38,17 +39,6 @@ def nixl_pair(folder: Path, checkpoint: Path) -> Iterator[tuple[Engine, Engine]]
         yield engines[0], engines[1]
 
 
-@pytest.fixture
-def producer(nixl_pair: tuple[Engine, Engine]) -> Engine:
-    return nixl_pair[0]
-
-
-@pytest.fixture
-def consumer(nixl_pair: tuple[Engine, Engine]) -> Iterator[Engine]:
-    yield nixl_pair[1]
-    assert nixl_pair[1].healthy()
-
-
 def test_blocks_that_nobody_fetches_come_back_when_their_lease_ends(producer: Engine) -> None:
     before = counter(producer, "expired")
     prefill(producer, prompt(100, seed=900))
@@ -60,11 +50,9 @@ def test_blocks_that_nobody_fetches_come_back_when_their_lease_ends(producer: En
     assert eventually(expired, 40)
 
 
-def test_the_decode_engine_survives_the_death_of_the_prefill_engine(
-    nixl_pair: tuple[Engine, Engine], oracle: Engine
-) -> None:
+def test_the_decode_engine_survives_the_death_of_the_prefill_engine(duo: tuple[Engine, Engine], oracle: Engine) -> None:
     """The last test of this module: it kills an engine."""
-    producer, consumer = nixl_pair
+    producer, consumer = duo
     tokens, later = prompt(200, seed=910), prompt(210, seed=911)
     params, unfetched = prefill(producer, tokens), prefill(producer, later)
     assert decode(consumer, tokens, params) == plain(oracle, tokens)

@@ -56,6 +56,12 @@ def test_a_batch_through_the_router_is_right_for_every_prompt(router: Router, co
     assert found == [plain(oracle, tokens) for tokens in prompts]
 
 
+def test_several_samples_through_the_router(router: Router, consumer: Engine, oracle: Engine) -> None:
+    tokens = prompt(150, seed=115)
+    answer = ask(router, consumer, tokens, n=3, temperature=1, top_k=1)
+    assert [choice["token_ids"] for choice in answer["choices"]] == [plain(oracle, tokens)] * 3
+
+
 def test_eight_clients_at_once(router: Router, consumer: Engine, oracle: Engine) -> None:
     prompts = [prompt(64 + 11 * index, seed=120) for index in range(8)]
     loads = counter(consumer, "loads")

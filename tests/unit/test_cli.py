@@ -113,6 +113,7 @@ def test_a_configuration_may_be_a_file(tmp_path: Path) -> None:
         ({"extra": {"lease": "long"}}, "kv_connector_extra_config.lease: expected `float`, got `str`"),
         ({"extra": {"leese": 1}}, "kv_connector_extra_config.leese: unknown option; did you mean 'lease'?"),
         ({"extra": {"port": 70000}}, "kv_connector_extra_config.port: found 70000, expected 0 to 65535"),
+        ({"extra": {"layers": -1}}, "kv_connector_extra_config.layers: found -1, expected 0 to 65536"),
         ({"kv_role": "kv_prefill"}, "kv_role: found 'kv_prefill'"),
         ({"kv_connector": "KVBrigdeConnector"}, "did you mean 'KVBridgeConnector'?"),
         (
@@ -132,13 +133,20 @@ def test_what_is_wrong_is_said_with_what_was_meant(changed: dict[str, Any], sent
 def test_two_configurations_that_do_not_fit() -> None:
     result = run(
         "check",
-        config("kv_producer", engine_id="one", extra={"model_id": "a"}),
-        config("kv_producer", engine_id="one", extra={"model_id": "b"}),
+        config("kv_producer", engine_id="one", extra={"model_id": "a", "layers": 2}),
+        config("kv_producer", engine_id="one", extra={"model_id": "b", "mode": "PUT", "checksum": True}),
     )
     assert result.exit_code == 1
     assert "both are kv_producer" in result.output
     assert "engine_id: both are 'one'" in result.output
-    assert "model_id: 'a' against 'b'" in result.output
+    found = " ".join(result.output.split())
+    for name, one, other in (
+        ("model_id", "a", "b"),
+        ("layers", "2", "all"),
+        ("mode", "GET", "PUT or PUT_ASYNC"),
+        ("checksum", "false", "true"),
+    ):
+        assert f"{name}: {one!r} against {other!r}" in found
 
 
 @pytest.mark.parametrize("text", ["/no/such/file.json", "{not json", "[1]"])
