@@ -105,12 +105,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(report.Report, frozen=True, kw_only=True):
-    """A run of the benchmark."""
+    """A run of the benchmark. `failed`: which connector failed under which load, and why; it has no row for it."""
 
     dtype: str
     kv_bytes_per_token: Count
     floors: Annotated[list[Floor], Meta(min_length=1)]
     rows: Annotated[list[Row], Meta(min_length=1)]
+    failed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse two rows about the same, and one without a floor."""

@@ -96,6 +96,7 @@ def compare(first: Path, second: Path) -> None:
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
 @click.option("--cache-gib", default=2, show_default=True, type=click.IntRange(1), help="KV cache of each engine.")
+@click.option("--options", default="{}", show_default=True, help="JSON: options for backends by name.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it as one page.")
 def serve(
@@ -106,12 +107,16 @@ def serve(
     rounds: int,
     dtype: str,
     cache_gib: int,
+    options: str,
     json_file: Path | None,
     html_file: Path | None,
 ) -> None:
     """Hand requests over between real engines: time to first token and rate, for each connector in the same run.
 
     CONNECTOR is a backend, or vllm:NixlConnector, which is vLLM's own. Without any: cpu, nixl and vllm:NixlConnector.
+
+    A backend has to have room for a load, or prompts are computed: for 32 prompts of 8,192 tokens and 8 GiB of KV
+    --options '{"cpu": {"capacity": "9GiB"}}'.
 
     Exit code: 0, 1 an answer was wrong, an engine failed or a file could not be written, 3 a connector cannot work
     here.
@@ -128,6 +133,7 @@ def serve(
             rounds=rounds,
             dtype=dtype,
             cache_gib=cache_gib,
+            options=options,
             json_file=json_file,
             html_file=html_file,
         )

@@ -14,7 +14,8 @@ from kvbridge.errors import BackendNotFoundError, ConfigError, KVBridgeError
 from kvbridge_vllm.bench import measure
 from kvbridge_vllm.bench.contenders import contender
 from kvbridge_vllm.bench.measure import DISTINCT_BYTES, Cell, Measurement
-from kvbridge_vllm.bench.run import finish
+from kvbridge_vllm.bench.report import describe
+from kvbridge_vllm.bench.run import finish, run
 from tests.html_tree import Node, parse
 from tests.sample_bench_reports import STEADY, serve_report
 
@@ -100,6 +101,47 @@ def test_each_round_has_its_own_floors(monkeypatch: pytest.MonkeyPatch) -> None:
         samples = found.samples["cpu", cell]
         assert samples.first_rounds == [0.2] * 3
         assert (len(samples.first), samples.right, samples.wrong) == (12, 12, 0)
+
+
+def test_who_fails_under_a_load_is_left_out_of_it_and_the_rest_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "SETTLE", 0.0)
+    monkeypatch.setattr(measure, "_copy_seconds", lambda _: 0.01)
+    cells = [Cell(32, 1), Cell(32, 4)]
+    pairs = [FakePair("cpu", 0.2), FakePair("nccl", 0.3)]
+    found = Measurement(pairs, cells, 1024, 2048, lambda _: None)  # type: ignore[arg-type]
+    found._expected = {cell: ["right"] * 4 for cell in cells}
+    real = found._measure
+
+    def fail(pair: Any, cell: Cell) -> None:
+        if pair is pairs[0] and cell is cells[1] and found.samples["cpu", cells[0]].rates[1:]:
+            raise TimeoutError("timed out")
+        real(pair, cell)
+
+    monkeypatch.setattr(found, "_measure", fail)
+    for _ in range(3):
+        found.round(lambda _: None)
+    told = describe(found, cells, 3, dtype="bfloat16", kv_bytes_per_token=1024, answer_tokens=4, model={})
+    assert [(row["connector"], row["concurrent"]) for row in told["rows"]] == [("cpu", 1), ("nccl", 1), ("nccl", 4)]
+    assert [len(row["of_floor_rounds"]) for row in told["rows"]] == [3, 3, 3]
+    assert told["failed"] == ["cpu, 4 x 32 tokens: TimeoutError: timed out"]
+    assert finish(told, None, None) == 1
+    assert "left out: cpu, 4 x 32 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [("[]", "expected an object"), ('{"cpv": {}}', "did you mean 'cpu'?"), ('{"cpu": 1}', "expected an object")],
+)
+def test_options_that_are_none_are_refused(options: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cpu"], [32], [1], rounds=1, dtype="bfloat16", cache_gib=1, options=options) == 3
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_reach_the_backend_that_they_are_for() -> None:
+    config = contender("cpu", {"capacity": "9GiB"}).config("kv_producer")
+    assert config["kv_connector_extra_config"] == {"backend": "cpu", "options": {"capacity": "9GiB"}}
 
 
 def test_what_was_measured_is_shown_with_what_was_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

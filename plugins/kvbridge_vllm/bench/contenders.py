@@ -44,8 +44,8 @@ class Contender:
         }
 
 
-def contender(name: str) -> Contender:
-    """Return the contender of this name: a backend of kvbridge, or `vllm:NixlConnector`.
+def contender(name: str, options: Mapping[str, Any] | None = None) -> Contender:
+    """Return the contender of this name: a backend of kvbridge with its options, or `vllm:NixlConnector`.
 
     Raises:
         ConfigError: There is no such contender.
@@ -63,7 +63,8 @@ def contender(name: str) -> Contender:
     if name.startswith(VLLM):
         raise ConfigError(f"{name!r}: of vLLM's own connectors {VLLM}NixlConnector is known here")
     find_backend(name)
-    found = probe_backend(name).probe
+    found = probe_backend(name, options).probe
     if not found.ok:
         raise BackendUnavailableError(f"{name}: {found.reason}")
-    return Contender(name, "KVBridgeConnector", extra={"backend": name})
+    extra = {"backend": name, "options": dict(options)} if options else {"backend": name}
+    return Contender(name, "KVBridgeConnector", extra=extra)

@@ -8,9 +8,12 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from kvbridge_vllm.launch import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,6 +125,7 @@ class Measurement:
         self._expected: dict[Cell, list[str]] = {}
         self.samples = {(pair.contender.name, cell): Samples() for pair in pairs for cell in cells}
         self.floors = {cell: Floors() for cell in cells}
+        self.failed: dict[tuple[str, Cell], str] = {}
         self._computed = 0
 
     def prepare(self) -> None:
@@ -153,22 +157,32 @@ class Measurement:
         found, prompt = self.floors[cell].seconds, self._prompts[cell][0]
         self._computed += 1
         fresh = cell.fresh_prompt(self._computed, self._vocabulary)
-        found["computed"].append(pair.answer(pair.prefill, fresh, 1)[0][0])
+        computed = pair.answer(pair.prefill, fresh, 1)[0][0]
         times = [pair.answer(pair.prefill, prompt, 1)[0][0] for _ in range(LOCAL)]
+        found["computed"].append(computed)
         found["local"].append(statistics.median(times))
         found["copied"].append(_copy_seconds(cell.tokens * self._kv_bytes))
 
     def round(self, tell: Callable[[str], None]) -> None:
-        """Measure everybody once in every cell."""
+        """Measure everybody once in every cell. Who fails in one is left out of it from then on."""
         for cell in self._cells:
+            floors = False
             for pair in self._pairs:
-                tell(f"{pair.contender.name}: {cell.concurrent} x {cell.tokens} tokens")
+                name = pair.contender.name
+                if (name, cell) in self.failed:
+                    continue
+                tell(f"{name}: {cell.concurrent} x {cell.tokens} tokens")
                 pair.go_on()
                 time.sleep(SETTLE)
-                self._warm(pair)
-                if pair is self._pairs[0]:
-                    self._measure_floors(pair, cell)
-                self._measure(pair, cell)
+                try:
+                    self._warm(pair)
+                    if not floors:
+                        self._measure_floors(pair, cell)
+                        floors = True
+                    self._measure(pair, cell)
+                except (LaunchError, OSError, HTTPException) as error:
+                    self.failed[name, cell] = f"{type(error).__name__}: {error}"
+                    del self.samples[name, cell]
                 pair.stop()
 
     def _measure(self, pair: Pair, cell: Cell) -> None:

@@ -28,7 +28,7 @@ PREFILL = {
 }
 """What a router sends with the prefill leg."""
 
-LEG = 600.0
+LEG = 180.0
 """Seconds that one leg may take."""
 
 

@@ -45,9 +45,14 @@ def describe(measured: Measurement, cells: Sequence[Cell], rounds: int, **facts:
         {"connector": name, **_row(cell, measured.samples[name, cell], measured.floors[cell])}
         for name in dict.fromkeys(name for name, _ in measured.samples)
         for cell in cells
+        if (name, cell) in measured.samples
     ]
-    floors = [{**_load(cell), **measured.floors[cell].seconds} for cell in cells]
-    return report.describe("serve", rows, rounds, DEFINITIONS, floors=floors, **facts)
+    seen = {cell for _, cell in measured.samples}
+    floors = [{**_load(cell), **measured.floors[cell].seconds} for cell in cells if cell in seen]
+    failed = [
+        f"{name}, {cell.concurrent} x {cell.tokens} tokens: {why}" for (name, cell), why in measured.failed.items()
+    ]
+    return report.describe("serve", rows, rounds, DEFINITIONS, floors=floors, failed=failed, **facts)
 
 
 def _load(cell: Cell) -> dict[str, int]:
@@ -85,6 +90,8 @@ def show(found: Report, console: Console) -> None:
         for load in loads:
             _add(table, found, load)
         console.print(table)
+    for one in found.failed:
+        console.print(f"left out: {one}", markup=False, soft_wrap=True)
     for name, text in DEFINITIONS.items():
         console.print(f"[bold]{name}[/]: {text}")
 

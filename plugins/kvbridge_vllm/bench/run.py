@@ -13,7 +13,8 @@ from rich.console import Console
 
 from kvbridge.bench import report
 from kvbridge.bench.serve_report import Report
-from kvbridge.errors import KVBridgeError
+from kvbridge.config import nearest
+from kvbridge.errors import ConfigError, KVBridgeError
 from kvbridge_vllm.bench.contenders import contender
 from kvbridge_vllm.bench.measure import ANSWER, Cell, Measurement
 from kvbridge_vllm.bench.model import MODEL, kv_bytes
@@ -40,17 +41,20 @@ def run(
     rounds: int,
     dtype: str,
     cache_gib: int,
+    options: str = "{}",
     json_file: Path | None = None,
     html_file: Path | None = None,
 ) -> int:
     """Measure contenders, print, and write the report where it is wanted.
 
     Returns:
-        The exit code: 0, 1 when an answer was wrong or a file could not be written, 3 when one cannot work here.
+        The exit code: 0; 1 when an answer was wrong, a load failed or a file could not be written; 3 when one cannot
+        work here.
     """
     console = Console(stderr=True, highlight=False)
     try:
-        contenders = [contender(name) for name in names]
+        chosen = _options(options, names)
+        contenders = [contender(name, chosen.get(name)) for name in names]
     except KVBridgeError as error:
         console.print(str(error), markup=False)
         return 3
@@ -73,7 +77,18 @@ def finish(found: dict[str, Any], json_file: Path | None, html_file: Path | None
     except (KVBridgeError, OSError) as error:
         out.print(f"the report was not written: {error}", markup=False, soft_wrap=True)
         return 1
-    return int(typed.wrong > 0)
+    return int(typed.wrong > 0 or bool(typed.failed))
+
+
+def _options(text: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    try:
+        found = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--options: expected an object of options for each backend by name; {error}") from error
+    for name in found:
+        if name not in names:
+            raise ConfigError(f"--options: {name!r} does not take part; {nearest(name, names)}")
+    return found
 
 
 def _measure(
@@ -100,5 +115,7 @@ def _measure(
         measured.prepare()
         for number in range(rounds):
             measured.round(lambda what, number=number: status.update(f"round {number + 1} of {rounds}: {what}"))  # type: ignore[misc]
+    if not measured.samples:
+        raise LaunchError("; ".join(measured.failed.values()))
     facts = {"dtype": dtype, "kv_bytes_per_token": kv_bytes(dtype), "answer_tokens": ANSWER, "model": MODEL}
     return describe(measured, cells, rounds, **facts)
