@@ -85,11 +85,11 @@ def content(value: Pages) -> list[bytes]:
 
 def test_a_value_is_inserted_in_parts_and_taken_as_a_whole(ends: Ends) -> None:
     value, out = pages(1, [3, 1, 2]), pages(50, [4, 9, 0])
-    ends.here.insert(Key("k"), value, digest=b"d")
+    ends.here.insert(Key("k"), value, digest=b"d", note=b"said of it")
     eventually(lambda: ends.here.stats()["entries"] == 3, 5, lambda: str(ends.here.stats()))
     assert [key.id for key in ends.here.keys(Key("k"))] == ["k#0", "k#2", "k#4"]
     claim = ends.claim().wait(5)
-    assert claim.spec == value.spec
+    assert (claim.spec, claim.note) == (value.spec, b"said of it")
     claim.fill(out).wait(5)
     assert content(out) == content(value)
     ends.nothing_left()

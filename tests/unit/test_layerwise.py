@@ -109,6 +109,9 @@ def test_what_no_layer_was_told_of_is_handed_over_at_the_end_of_the_step_and_onc
     assert rank.inserted() == ["key#0", "key#2", "key#4"]
     assert rank.early.counters["late_parts"] == 2
     rank.buffer.inserts.clear()
+    for name in LAYERS:  # as of a model that drafts after it
+        rank.early.computed(name)
+    assert rank.inserted() == []
     rank.step(layers=LAYERS)  # another request's step
     assert rank.inserted() == []
 
