@@ -118,7 +118,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             it, or neither. For KV in host memory; needs the package xxhash.
         mode: `"GET"`: a value waits at the prefill engine until its decode request asks for it. `"PUT"`: it is pushed
             to the decode engine that the router names in the request's id, as soon as that has room. `"PUT_ASYNC"`:
-            the prefill engine has its blocks back when a copy is made, and the copy is pushed. For KV in host memory.
+            the prefill engine has its blocks back when a copy is made, and the copy is pushed.
         layers: 0: all of a request's KV is one value, handed over when its prefill has ended. Else so many layers make
             a value, handed over while the next ones are computed. Both sides need the same number. For KV in host
             memory.

@@ -22,6 +22,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from kvbridge.abc import Key
@@ -29,6 +30,9 @@ from kvbridge.conformance.node import Node
 from kvbridge.conformance.peers import Host, RemoteNode
 from kvbridge.conformance.values import Geometry, PagesValue
 from kvbridge.errors import KVBridgeError
+from kvbridge.layers.packing import SLICE
+from kvbridge.memory import Pages, Region
+from kvbridge.memory.cuda import device_slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +126,30 @@ def speed(backend: str, device: str) -> list[dict[str, Any]]:
         host.end()
 
 
+def packing(device: str) -> dict[str, Any]:
+    """Gather pages of the GPU into packed host memory and scatter them back elsewhere, as pushing does."""
+    blocks = 2 * SIZES[-1]
+    memory = torch.randint(0, 256, (blocks, PAGE), dtype=torch.uint8, device=device)
+    region = Region(memory.data_ptr(), PAGE, PAGE, blocks, device=device)
+    ids = torch.randperm(blocks)
+    source, target = ids[: blocks // 2].numpy(), ids[blocks // 2 :].numpy()
+    packed = np.empty(len(source) * PAGE, dtype=np.uint8)
+    started = time.monotonic()
+    for part in device_slices(Pages.of([region], source), SLICE):
+        part.gather(packed)
+    gathered = time.monotonic()
+    for part in device_slices(Pages.of([region], target), SLICE):
+        part.scatter(packed)
+    scattered = time.monotonic()
+    moved = memory.cpu()
+    return {
+        "gathered_right": bool((packed.reshape(-1, PAGE) == moved[source].numpy()).all()),
+        "scattered_right": bool((moved[source] == moved[target]).all()),
+        "gather_gb_per_s": packed.nbytes / (gathered - started) / 1e9,
+        "scatter_gb_per_s": packed.nbytes / (scattered - gathered) / 1e9,
+    }
+
+
 def hand_over(backend: str, seconds: float) -> dict[str, Any]:
     """Let two engines and a router answer three questions, beside an engine that does so alone."""
     command = [sys.executable, str(Path(__file__).parent / "demo.py"), "--backend", backend]
@@ -143,6 +171,7 @@ def attempt(call: Any, *arguments: Any) -> Any:
 
 def parts(backends: list[str], prefixes: list[str]) -> Iterator[tuple[str, float, Any]]:
     """Name each part, the seconds that it takes at least, and what it calls with the seconds that are left."""
+    yield "packing cuda:0", 5, lambda _: packing("cuda:0")
     for backend in backends:
         for device in ("cuda:0", "cpu"):
             yield f"speed {backend} {device}", 20, lambda _, b=backend, d=device: speed(b, d)

@@ -8,15 +8,20 @@ import numpy as np
 
 from kvbridge.errors import KVBridgeError, SpecMismatchError
 from kvbridge.memory.copying import slices
+from kvbridge.memory.cuda import device_slices
 from kvbridge.memory.pages import Pages, PagesSpec
 from kvbridge.memory.region import Region
 from kvbridge.transfer import Transfer, cancelled
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from kvbridge.control.endpoint import Endpoint
     from kvbridge.memory import Payload, Spec
+    from kvbridge.memory.copying import Slice
+    from kvbridge.memory.cuda import DeviceSlice
 
 SLICE = 2 << 20
 """Bytes that are copied between two looks at the sockets."""
@@ -28,7 +33,8 @@ class Packing:
     Args:
         endpoint: Whose thread copies.
         packed: The packed bytes.
-        payload: Host memory. Without `into`, what a consumer left out of a value is not written.
+        payload: Host memory, or pages in GPU memory. Without `into`, what a consumer left out of a value is not
+            written.
         what: What it does, for messages.
         skip: First blocks of every region that the packed value has and the payload has not.
         into: Whether the payload is copied into the packed bytes, or they into it.
@@ -49,7 +55,10 @@ class Packing:
         self._packed = packed
         self._into = into
         self._unwanted = False
-        self._slices = slices(payload, SLICE, skip)
+        on_host = not isinstance(payload, Pages) or payload.device == "cpu"
+        self._slices: Iterator[Slice | DeviceSlice] = (
+            slices(payload, SLICE, skip) if on_host else device_slices(payload, SLICE, skip)
+        )
 
     def start(self) -> None:
         """Begin. Any thread."""

@@ -1,10 +1,20 @@
-"""GPU memory as torch takes it. Not yet run on a GPU."""
+"""GPU memory as torch takes it, and copies between it and packed host memory. Not yet run on a GPU."""
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvbridge.errors import UnsupportedError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvbridge.memory.pages import Pages
     from kvbridge.memory.region import Region
 
 
@@ -26,3 +36,80 @@ class _DeviceRows:
             "data": (region.address, False),
             "version": 3,
         }
+
+
+@dataclass(frozen=True)
+class DeviceSlice:
+    """One bounded step of a copy between a region in GPU memory and packed bytes in host memory.
+
+    It waits for what was queued on the cache before, and until it is done. See `kvbridge.memory.copying.Slice`.
+
+    Attributes:
+        start: Offset in the packed value, in bytes.
+        nbytes: Bytes of this slice.
+        rows: The region's pages, as `device_rows` returns them.
+        ids: Block ids of the rows.
+    """
+
+    start: int
+    nbytes: int
+    rows: Any
+    ids: NDArray[np.int64]
+
+    def gather(self, packed: NDArray[np.uint8]) -> None:
+        """Copy this slice from the payload into the packed value."""
+        with _stream(self.rows):
+            host, ids = self._views(packed)
+            host.copy_(self.rows.index_select(0, ids))
+
+    def scatter(self, packed: NDArray[np.uint8]) -> None:
+        """Copy this slice from the packed value into the payload."""
+        with _stream(self.rows):
+            host, ids = self._views(packed)
+            self.rows.index_copy_(0, ids, host.to(self.rows.device))
+
+    def _views(self, packed: NDArray[np.uint8]) -> tuple[Any, Any]:
+        import torch  # noqa: PLC0415 - likewise
+
+        host = torch.from_numpy(packed[self.start : self.start + self.nbytes]).view(len(self.ids), -1)
+        return host, torch.from_numpy(self.ids.copy()).to(self.rows.device)
+
+
+def device_slices(pages: Pages, max_bytes: int, skip: int = 0) -> Iterator[DeviceSlice]:
+    """Cut pages in GPU memory into slices of at most `max_bytes` (at least one page), in packed order.
+
+    Args:
+        pages: Pages of regions that are all on GPUs.
+        max_bytes: Largest slice in bytes.
+        skip: Blocks of every region that the packed value has in front of the payload's own.
+
+    Raises:
+        UnsupportedError: Some of the pages are in host memory.
+    """
+    start = 0
+    for region, ids in zip(pages.regions, pages.block_ids, strict=True):
+        if region.device == "cpu":
+            raise UnsupportedError("some pages of the value are on a device, others are not", flag="cuda")
+        start += skip * region.page_bytes
+        rows = device_rows(region)
+        count = max(1, max_bytes // region.page_bytes)
+        for first in range(0, len(ids), count):
+            part = ids[first : first + count]
+            yield DeviceSlice(start, len(part) * region.page_bytes, rows, part)
+            start += len(part) * region.page_bytes
+
+
+@contextlib.contextmanager
+def _stream(rows: Any) -> Iterator[None]:
+    """Work on a stream of its own, after what was queued before; it is done when this ends."""
+    if not rows.is_cuda:
+        yield
+        return
+    import torch  # noqa: PLC0415 - likewise
+
+    with torch.cuda.device(rows.device):
+        stream = torch.cuda.Stream(device=rows.device)
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()

@@ -71,8 +71,7 @@ class HandoffRank:
     def register(self, layout: CacheLayout, rank: int) -> None:
         """Take the cache: from here on this rank can be reached."""
         config, transfer = self._config, self._vllm_config.kv_transfer_config
-        options = (("checksum", config.checksum), ("mode", config.mode != "GET"), ("layers", config.layers))
-        for name, wanted in options:
+        for name, wanted in (("checksum", config.checksum), ("layers", config.layers)):
             if wanted and any(region.device != "cpu" for region in layout.regions):
                 raise ConfigError(
                     f"kv_connector_extra_config.{name}: {getattr(config, name)!r} is for KV in host memory, this "

@@ -31,6 +31,7 @@ from kvbridge.memory.host_pool import HostPool
 from kvbridge_cpu import CpuBackend, CpuOptions
 from kvbridge_nccl import NcclBackend, NcclOptions
 from tests.direct import fresh
+from tests.fake_gpu import FakeGpu
 from tests.nodes import eventually, pattern
 from tests.sides import Side, two_sides
 
@@ -115,6 +116,25 @@ def test_a_pushed_value_is_there_before_it_is_asked_for(ends: Ends) -> None:
     ends.empty()
     with pytest.raises(KeyConsumedError):
         ends.there.claim(ends.key("k"), digest=b"d", timeout=5).wait(5)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_pages_on_a_gpu_are_pushed_by_way_of_host_memory(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, queued: bool
+) -> None:
+    """With a fake GPU. What is not queued leaves it by the backend's own means: here it is in host memory."""
+    ends = Ends(sides)
+    source, target = (FakeGpu(monkeypatch, (PAGE, 2 * PAGE), BLOCKS, seed) for seed in (1, 50))
+    ids, into = [3, 1, 2], [4, 9, 0]
+    value = Pages.of(source.regions() if queued else source.seen(), ids)
+    buffer = QueuedBuffer(ends.here, sides[0].endpoint, HostPool(ROOM)) if queued else ends.here
+    buffer.insert(Key("k"), value, digest=b"d")
+    ends.here.announce(Key("k"), value, b"d", sides[1].endpoint.address)
+    ends.arrived()
+    out = Pages.of(target.regions(), into)
+    ends.there.drop_select(ends.key("k"), out, digest=b"d", timeout=5).wait(5)
+    assert target.content(into) == source.content(ids)
+    ends.empty()
 
 
 def test_first_blocks_can_be_left_out(ends: Ends) -> None:
