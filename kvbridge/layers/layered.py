@@ -1,9 +1,9 @@
 """`LayeredBuffer`: any LookupBuffer, whose values are kept in parts: some layers of a request's KV each.
 
 The part from region `n` on (a layer is a region of its own, unless an engine lays the layers of a block side by side)
-lies under `id#n`, a value like any other: it is inserted as soon as it was computed, and moves while the next layers are
-still computed. Who takes a value takes the first part, and then all the others: it is his as a whole, or it fails as a
-whole.
+lies under `id#n`, a value like any other: it is inserted as soon as it was computed, and moves while the next layers
+are still computed. Who takes a value takes the first part, and then all the others: it is his as a whole, or it fails
+as a whole.
 """
 
 from __future__ import annotations
