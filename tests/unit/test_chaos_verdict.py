@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from kvbridge.cli.main import main
+from kvbridge_vllm.chaos import run
 from kvbridge_vllm.chaos.aftermath import HELD, what_is_held
 from kvbridge_vllm.chaos.clients import _judged
 from kvbridge_vllm.chaos.cluster import describe
@@ -18,6 +19,9 @@ from kvbridge_vllm.chaos.oracle import margin
 from kvbridge_vllm.chaos.outcomes import Outcome, Record, Struck, judge, recovery, share_right, verdict
 from kvbridge_vllm.chaos.report import as_json, show
 from kvbridge_vllm.chaos.schedule import Fault
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def outcome(
@@ -141,3 +145,17 @@ def test_a_backend_that_does_not_exist_is_named_and_nothing_is_started() -> None
     result = CliRunner().invoke(main, ["chaos", "cpv", "--seed", "1"])
     assert result.exit_code == 3
     assert "did you mean 'cpu'" in result.output
+
+
+def test_a_report_that_cannot_be_written_does_not_cost_what_was_seen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "carry_out", lambda *_, **__: record(outcome("right")))
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    wanted = {"seed": 7, "requests": 1, "policy": "recompute"}
+    assert run.run("cpu", **wanted, json_file=str(tmp_path / "none" / "report.json")) == 1
+    said = capsys.readouterr()
+    assert "The promise held" in said.out
+    assert "the report was not written" in said.err
+    assert run.run("cpu", **wanted, json_file=str(tmp_path / "report.json")) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["seed"] == 7

@@ -69,10 +69,18 @@ def run(backend: str, *, seed: int | None, requests: int, policy: str, json_file
     except (LaunchError, OSError, HTTPException) as error:
         console.print(f"The run ended: {error or type(error).__name__}. Seed: {seed}", markup=False, soft_wrap=True)
         return 1
-    if json_file is not None:
-        Path(json_file).write_text(json.dumps(as_json(record), indent=2) + "\n", encoding="utf-8")
     show(record, Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH))
-    return int(bool(verdict(record)))
+    written = json_file is None or _write(record, Path(json_file), console)
+    return int(bool(verdict(record)) or not written)
+
+
+def _write(record: Record, file: Path, console: Console) -> bool:
+    try:
+        file.write_text(json.dumps(as_json(record), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        console.print(f"the report was not written: {error}", markup=False, soft_wrap=True)
+        return False
+    return True
 
 
 def _why_not(backend: str) -> str:
