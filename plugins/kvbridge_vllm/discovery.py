@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 PERIOD = 1.5
 """Seconds between two messages."""
+
+OTHER_LOOPBACK = "127.0.0.2"
+"""Where connections to routers on the loopback network come from."""
 
 KINDS = {"prefill": "P", "decode": "D"}
 
@@ -60,7 +64,8 @@ class Discovery:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.sndhwm = 1  # a router that was away is not told of the past
-        self._socket.connect(f"tcp://{config.router}")
+        self._socket.reconnect_ivl = int(1000 * PERIOD)
+        self._socket.connect(_endpoint(config.router))
         self._woken = threading.Event()
         self._loop = Loop("discovery", self._step, self._woken.set, self._ended)
 
@@ -90,3 +95,16 @@ class Discovery:
     def _ended(self) -> None:
         self._socket.close()
         self._context.term()
+
+
+def _endpoint(router: str) -> str:
+    """Return what to connect to.
+
+    A connection to a port of one's own host, at which nobody listens yet, can come to be a connection of a socket with
+    itself, if the system happens to give it that very port; then the router cannot have the port. From another address
+    of the loopback network it cannot.
+    """
+    host, _, port = router.rpartition(":")
+    if sys.platform == "linux" and (host == "localhost" or host.startswith("127.")):
+        return f"tcp://{OTHER_LOOPBACK}:0;{host}:{port}"
+    return f"tcp://{router}"

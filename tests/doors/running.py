@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BIN = Path(sys.executable).parent
 
-DEADLINE = 90.0
+DEADLINE = 200.0
 """Seconds for one command, on a machine that is busy."""
 
 

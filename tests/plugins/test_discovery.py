@@ -60,6 +60,21 @@ def test_an_engine_is_known_as_long_as_its_server_answers(router: tuple[str, zmq
     assert not [thread.name for thread in threading.enumerate() if thread.name == "kvbridge-discovery"]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_engine_cannot_come_to_be_connected_with_itself_at_the_routers_port(host: str) -> None:
+    """The system may give a connection to a free port of this host that very port: from the same address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(5)
+        port = listening.getsockname()[1]
+        made = Discovery(DiscoveryConfig(router=f"{host}:{port}", http="127.0.0.1:1"), "decode")
+        try:
+            caller, (origin, _) = listening.accept()
+            caller.close()
+            assert origin == discovery.OTHER_LOOPBACK
+        finally:
+            made.close()
+
+
 def test_a_router_that_is_away_costs_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         http = f"127.0.0.1:{server.getsockname()[1]}"

@@ -151,7 +151,9 @@ def test_used_twice(world: World) -> None:
     other = _prefill(prefill, "q", (3, 4), 4)
     prefill.step()
     prefill.node.close()
-    require_equal(_matched(decode, _view("late", 2 * BLOCK, other)), 0, "tokens from an engine that is gone")
+    found = _matched(decode, _view("late", 2 * BLOCK, other))
+    if not (world.capabilities.shared and found == 2 * BLOCK):  # a store may have got it before the engine went
+        require_equal(found, 0, "tokens from an engine that is gone")
 
 
 @must("connector/04-given-up", needs=("buffer", "pages", "takes"))
