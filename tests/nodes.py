@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvbridge.control.link import Link
+    from kvbridge.memory import Pages
     from kvbridge.transfer import Transfer
 
 MIB = 1 << 20
@@ -35,6 +36,11 @@ SLICE = 2 * MIB
 def pattern(seed: int, nbytes: int) -> NDArray[np.uint8]:
     """Bytes that differ everywhere for two seeds."""
     return np.frombuffer(np.random.default_rng(seed).bytes(nbytes), dtype=np.uint8).copy()
+
+
+def content(value: Pages) -> list[bytes]:
+    """The bytes of pages, region by region."""
+    return [region.rows()[ids].tobytes() for region, ids in zip(value.regions, value.block_ids, strict=True)]
 
 
 def set_constants(constants: dict[str, Any]) -> None:

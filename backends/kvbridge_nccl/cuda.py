@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.memory import Pages
-from kvbridge.memory.cuda import device_rows
+from kvbridge.memory.cuda import device_slices, own_stream
 from kvbridge_nccl import library
 
 if TYPE_CHECKING:
@@ -57,15 +57,11 @@ class CudaChunk:
     def _copy(self, staging: Staging, *, out: bool) -> None:
         torch = library.load()
         buffer = staging.on(self.device, self.nbytes)
-        stream = torch.cuda.Stream(device=self.device)
-        with torch.cuda.device(self.device):
-            stream.wait_stream(torch.cuda.default_stream())
-            with torch.cuda.stream(stream):
-                start = 0
-                for part in self._parts:
-                    self._copy_part(torch, part, buffer[start : start + part.nbytes], out=out)
-                    start += part.nbytes
-            stream.synchronize()
+        with own_stream(self.device):
+            start = 0
+            for part in self._parts:
+                self._copy_part(torch, part, buffer[start : start + part.nbytes], out=out)
+                start += part.nbytes
 
     def _copy_part(self, torch: Any, part: _Part, packed: Any, *, out: bool) -> None:
         if part.ids is None:
@@ -101,9 +97,5 @@ def _parts(payload: Payload, most: int) -> Iterator[_Part]:
             part = flat[start : start + most]
             yield _Part(part, None, part.numel())
         return
-    for region, ids in zip(payload.regions, payload.block_ids, strict=True):
-        rows = device_rows(region)
-        count = max(1, most // region.page_bytes)
-        for first in range(0, len(ids), count):
-            some = ids[first : first + count]
-            yield _Part(rows, some, len(some) * region.page_bytes)
+    for part in device_slices(payload, most):
+        yield _Part(part.rows, part.ids, part.nbytes)

@@ -28,7 +28,7 @@ from kvbridge.connector.params import (
     wants_decode,
     wants_prefill,
 )
-from kvbridge.connector.plan import ClaimOrder, LayerOrder, LoadOrder, Plan, RemoteKey, Report, SaveOrder
+from kvbridge.connector.plan import ClaimOrder, LoadOrder, Plan, RemoteKey, Report, SaveOrder
 from kvbridge.connector.shunned import NO_ANSWER, Shunned
 from kvbridge.errors import ConfigError, KVBridgeError, TransferTimeoutError
 
@@ -220,7 +220,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         if not found:
             return
         key = self._early[request.id] = uuid.uuid4().hex
-        self._plan.layers.append(LayerOrder(request.id, key, request.digest(), tuple(found), self._to(request)))
+        self._plan.layers.append(SaveOrder(request.id, key, request.digest(), tuple(found), self._to(request)))
         tracing.mark("computing", request.id, key=key, blocks=len(found))
 
     def preempted(self, request_id: str) -> None:

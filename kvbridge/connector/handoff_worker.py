@@ -46,7 +46,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         claim_timeout: Seconds that the prefill engine may take to answer.
         lease: Seconds for which a value waits for its consumer.
         announce: Tells a consumer at an address of a value that was inserted: its key, pages and digest.
-        layerwise: What hands over layer by layer, if that is wanted.
+        layerwise: What hands values over instead, and tells of them, where that is wanted layer by layer.
     """
 
     def __init__(
@@ -203,9 +203,8 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
             pages = self._pages(order.block_ids)
             nbytes = pages.nbytes
             self.saving(order.request_id, pages)
-            early = self.layerwise.take(order) if self.layerwise is not None else None
-            if early is not None:
-                transfer, started = early
+            if self.layerwise is not None:
+                transfer, started = self.layerwise.take(order)
             else:
                 transfer = self._insert(order, pages)
         except KVBridgeError as error:

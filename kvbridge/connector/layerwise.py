@@ -20,7 +20,7 @@ from kvbridge.transfer import Transfer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvbridge.connector.plan import LayerOrder, Plan, SaveOrder
+    from kvbridge.connector.plan import Plan, SaveOrder
     from kvbridge.layers.layered import LayeredBuffer
     from kvbridge.memory import Pages
     from kvbridge.memory.layout import CacheLayout
@@ -37,7 +37,7 @@ FENCE_TIMEOUT = 60.0
 class _Early:
     """A request whose parts are inserted one after the other."""
 
-    order: LayerOrder
+    order: SaveOrder
     keys: list[Key]
     parts: list[Pages]
     inserts: list[Transfer[None]] = field(default_factory=list)
@@ -98,21 +98,27 @@ class LayerwiseSaves:
             if layer in left:
                 left.discard(layer)
                 if not left:
-                    self._insert(part)
+                    self._insert_all(part)
 
     def finish(self) -> None:
         """Hand over what no layer's end was told of, after everything was computed."""
         for part, left in enumerate(self._left):
             if left:
                 self.counters["late_parts"] += len(self._step)
-                self._insert(part)
+                self._insert_all(part)
         self._step, self._left = [], []
 
-    def take(self, order: SaveOrder) -> tuple[Transfer[None], float] | None:
-        """Return the hand-over of a request that has ended, and when it began; None if it has none yet."""
+    def take(self, order: SaveOrder) -> tuple[Transfer[None], float]:
+        """Return the hand-over of a request that has ended, and when it began: now, if it was not handed over before.
+
+        Raises:
+            SpecMismatchError: It names a block that cannot be moved.
+        """
         early = self._early.pop(order.request_id, None)
         if early is None:
-            return None
+            early = self._made(order)
+            for part in range(len(early.keys)):
+                self._insert(early, part)
         return self._buffer.whole(Key(order.key), early.inserts), early.started
 
     def poll(self) -> set[str]:
@@ -124,24 +130,30 @@ class LayerwiseSaves:
 
     # -- inside -----------------------------------------------------------------------------------------------
 
-    def _begin(self, order: LayerOrder) -> None:
+    def _made(self, order: SaveOrder) -> _Early:
+        pages = self._layout.pages([order.block_ids] * len(self._layout.groups))
+        return _Early(order, self._buffer.keys(Key(order.key)), self._buffer.split(pages))
+
+    def _begin(self, order: SaveOrder) -> None:
         try:
-            pages = self._layout.pages([order.block_ids] * len(self._layout.groups))
-            early = _Early(order, self._buffer.keys(Key(order.key)), self._buffer.split(pages))
+            early = self._made(order)
         except KVBridgeError as error:
             logger.warning("request %s is handed over when it has ended: %s", order.request_id, error)
             return
         self._early[order.request_id] = early
         self._step.append(early)
 
-    def _insert(self, part: int) -> None:
+    def _insert_all(self, part: int) -> None:
         for early in self._step:
-            order, key, pages = early.order, early.keys[part], early.parts[part]
-            transfer = self._buffer.inner.insert(key, pages, digest=order.digest, lease=self._lease)
-            early.inserts.append(transfer)
-            self.counters["early_parts"] += 1
-            if order.to and self._announce is not None and transfer.error is None:
-                self._announce(key, pages, order.digest, order.to[self._rank])
+            self._insert(early, part)
+        self.counters["early_parts"] += len(self._step)
+
+    def _insert(self, early: _Early, part: int) -> None:
+        order, key, pages = early.order, early.keys[part], early.parts[part]
+        transfer = self._buffer.inner.insert(key, pages, digest=order.digest, lease=self._lease)
+        early.inserts.append(transfer)
+        if order.to and self._announce is not None and transfer.error is None:
+            self._announce(key, pages, order.digest, order.to[self._rank])
 
     def _give_up(self, early: _Early) -> Transfer[None]:
         self._buffer.drop([Key(early.order.key)])
@@ -160,18 +172,6 @@ class LayerwiseSaves:
             return
         self.counters["layer_fences"] += 1
         _wait(over, FENCE_TIMEOUT)
-
-
-def in_parts(buffer: LayeredBuffer, announce: Announce | None) -> Announce | None:
-    """Make something that tells a consumer of all parts of a value."""
-    if announce is None:
-        return None
-
-    def announce_parts(key: Key, pages: Pages, digest: bytes, to: str) -> None:
-        for one, part in zip(buffer.keys(key), buffer.split(pages), strict=True):
-            announce(one, part, digest, to)
-
-    return announce_parts
 
 
 def _wait(over: Transfer[None], timeout: float) -> None:

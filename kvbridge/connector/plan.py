@@ -45,20 +45,6 @@ class SaveOrder:
 
 
 @dataclass(frozen=True)
-class LayerOrder:
-    """Hand these blocks over layer by layer, while this step computes the rest of the prompt.
-
-    A `SaveOrder` of the same request and key follows when the request has ended.
-    """
-
-    request_id: str
-    key: str
-    digest: bytes
-    block_ids: tuple[int, ...]
-    to: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class ClaimOrder:
     """Ask the prefill engine to hold a value; report the outcome under the number `claim`."""
 
@@ -87,7 +73,8 @@ class Plan:
         releases: Claims that are not wanted any more.
         cancels: Requests whose load is not wanted any more; they are still reported as received.
         drops: Remote values that nobody wants, never claimed.
-        layers: Prompts whose last tokens this step computes, to be handed over meanwhile.
+        layers: Prompts whose last tokens this step computes, to be handed over layer by layer meanwhile. The same order
+            comes among `saves` when the request has ended.
         withdrawals: Requests that were handed over so, and whose value nobody will ask for; they are reported as sent.
         fences: Requests that were handed over so, and whose blocks this step may write to: nothing may read them.
     """
@@ -98,7 +85,7 @@ class Plan:
     releases: list[int] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
     drops: list[RemoteKey] = field(default_factory=list)
-    layers: list[LayerOrder] = field(default_factory=list)
+    layers: list[SaveOrder] = field(default_factory=list)
     withdrawals: list[str] = field(default_factory=list)
     fences: list[str] = field(default_factory=list)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvbridge.memory.payload import Payload
+    from kvbridge.memory.region import Region
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,21 @@ def slices(payload: Payload, max_bytes: int, skip: int = 0) -> Iterator[Slice]:
             part = flat[start : start + max_bytes]
             yield Slice(start, part.nbytes, flat=part)
         return
+    rows = {region.identity: region.rows() for region in payload.regions}
+    for region, start, ids in page_slices(payload, max_bytes, skip):
+        yield Slice(start, len(ids) * region.page_bytes, rows=rows[region.identity], ids=ids)
+
+
+def page_slices(pages: Pages, max_bytes: int, skip: int = 0) -> Iterator[tuple[Region, int, NDArray[np.int64]]]:
+    """Cut pages as `slices` does, wherever they are: the region, the offset in the packed value and the block ids."""
     start = 0
-    for region, ids in zip(payload.regions, payload.block_ids, strict=True):
+    for region, ids in zip(pages.regions, pages.block_ids, strict=True):
         start += skip * region.page_bytes
-        rows = region.rows()
         count = max(1, max_bytes // region.page_bytes)
         for first in range(0, len(ids), count):
-            part_ids = ids[first : first + count]
-            nbytes = len(part_ids) * region.page_bytes
-            yield Slice(start, nbytes, rows=rows, ids=part_ids)
-            start += nbytes
+            part = ids[first : first + count]
+            yield region, start, part
+            start += len(part) * region.page_bytes
 
 
 def copies(source: Pages, target: Pages, max_bytes: int) -> Iterator[Callable[[], None]]:

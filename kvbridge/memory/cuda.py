@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.errors import UnsupportedError
+from kvbridge.memory.copying import page_slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,13 +59,13 @@ class DeviceSlice:
 
     def gather(self, packed: NDArray[np.uint8]) -> None:
         """Copy this slice from the payload into the packed value."""
-        with _stream(self.rows):
+        with own_stream(self.rows.device):
             host, ids = self._views(packed)
             host.copy_(self.rows.index_select(0, ids))
 
     def scatter(self, packed: NDArray[np.uint8]) -> None:
         """Copy this slice from the packed value into the payload."""
-        with _stream(self.rows):
+        with own_stream(self.rows.device):
             host, ids = self._views(packed)
             self.rows.index_copy_(0, ids, host.to(self.rows.device))
 
@@ -86,29 +87,23 @@ def device_slices(pages: Pages, max_bytes: int, skip: int = 0) -> Iterator[Devic
     Raises:
         UnsupportedError: Some of the pages are in host memory.
     """
-    start = 0
-    for region, ids in zip(pages.regions, pages.block_ids, strict=True):
-        if region.device == "cpu":
-            raise UnsupportedError("some pages of the value are on a device, others are not", flag="cuda")
-        start += skip * region.page_bytes
-        rows = device_rows(region)
-        count = max(1, max_bytes // region.page_bytes)
-        for first in range(0, len(ids), count):
-            part = ids[first : first + count]
-            yield DeviceSlice(start, len(part) * region.page_bytes, rows, part)
-            start += len(part) * region.page_bytes
+    if any(region.device == "cpu" for region in pages.regions):
+        raise UnsupportedError("some pages of the value are on a device, others are not", flag="cuda")
+    rows = {region.identity: device_rows(region) for region in pages.regions}
+    for region, start, ids in page_slices(pages, max_bytes, skip):
+        yield DeviceSlice(start, len(ids) * region.page_bytes, rows[region.identity], ids)
 
 
 @contextlib.contextmanager
-def _stream(rows: Any) -> Iterator[None]:
-    """Work on a stream of its own, after what was queued before; it is done when this ends."""
-    if not rows.is_cuda:
+def own_stream(device: Any) -> Iterator[None]:
+    """Work on a GPU's stream of its own, after what was queued before; it is done when this ends."""
+    if not str(device).startswith("cuda"):
         yield
         return
     import torch  # noqa: PLC0415 - likewise
 
-    with torch.cuda.device(rows.device):
-        stream = torch.cuda.Stream(device=rows.device)
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream(device=device)
         stream.wait_stream(torch.cuda.default_stream())
         with torch.cuda.stream(stream):
             yield

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.config import parse_bytes
-from kvbridge.connector.layerwise import LayerwiseSaves, in_parts
+from kvbridge.connector.layerwise import LayerwiseSaves
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.control.secret import read_secret
 from kvbridge.errors import ConfigError
@@ -99,7 +99,6 @@ class HandoffRank:
         if config.layers:
             self._buffer = layered = LayeredBuffer(self._buffer, part_sizes(layout.layers, config.layers))
             layerwise = LayerwiseSaves(layered, layout, rank=rank, lease=config.lease, announce=announce)
-            announce = in_parts(layered, announce)
         self._half = self._half_class(
             self._buffer,
             layout,

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvbridge_cpu import moves
+from kvbridge_cpu import CpuBackend, CpuOptions, moves
+from kvbridge_nccl import NcclBackend, NcclOptions
 from tests.nodes import SLICE, Node
 from tests.peers import Peer
+from tests.sides import Side, two_sides
 from tests.slow_store import Process, SlowStore, ThreadedStore
 
 if TYPE_CHECKING:
@@ -88,3 +90,14 @@ def slow(request: pytest.FixtureRequest, process: Callable[..., Process]) -> Pro
 def stepped(process: Callable[..., Process]) -> Process:
     """A process whose store works in steps, on the endpoint's thread alone."""
     return process(SlowStore())
+
+
+@pytest.fixture(params=["cpu", "nccl"])
+def sides(request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
+    """Two ends of a backend that copies what it holds, and then of one that does not."""
+
+    def make() -> Any:
+        return CpuBackend(CpuOptions(capacity="64MiB")) if request.param == "cpu" else NcclBackend(NcclOptions())
+
+    with two_sides(make(), make()) as both:
+        yield both

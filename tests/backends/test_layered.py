@@ -27,26 +27,14 @@ from kvbridge.layers.layered import LayeredBuffer, part_sizes
 from kvbridge.layers.pushing import PushingBuffer
 from kvbridge.memory import Pages, Region
 from kvbridge.memory.host_pool import HostPool
-from kvbridge_cpu import CpuBackend, CpuOptions
-from kvbridge_nccl import NcclBackend, NcclOptions
 from tests.fakes import FakeBuffer, FakeTransfer
-from tests.nodes import eventually, pattern
-from tests.sides import Side, two_sides
+from tests.nodes import content, eventually, pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.sides import Side
 
 BLOCKS, PAGE = 16, 512
 SIZES = (2, 2, 1)
-
-
-@pytest.fixture(params=["cpu", "nccl"])
-def sides(request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
-    def make() -> Any:
-        return CpuBackend(CpuOptions(capacity="64MiB")) if request.param == "cpu" else NcclBackend(NcclOptions())
-
-    with two_sides(make(), make()) as both:
-        yield both
 
 
 class Ends:
@@ -77,10 +65,6 @@ def pages(seed: int, ids: list[int], regions: int = 5) -> Pages:
     sizes = [PAGE * (1 + index % 2) for index in range(regions)]
     made = [Region.over(pattern(seed + index, BLOCKS * size), size) for index, size in enumerate(sizes)]
     return Pages.of(made, ids)
-
-
-def content(value: Pages) -> list[bytes]:
-    return [region.rows()[ids].tobytes() for region, ids in zip(value.regions, value.block_ids, strict=True)]
 
 
 def test_a_value_is_inserted_in_parts_and_taken_as_a_whole(ends: Ends) -> None:

@@ -28,27 +28,17 @@ from kvbridge.layers.pushing import PushingBuffer
 from kvbridge.layers.queued import QueuedBuffer
 from kvbridge.memory import Pages, Region
 from kvbridge.memory.host_pool import HostPool
-from kvbridge_cpu import CpuBackend, CpuOptions
-from kvbridge_nccl import NcclBackend, NcclOptions
 from tests.direct import fresh
 from tests.fake_gpu import FakeGpu
-from tests.nodes import eventually, pattern
-from tests.sides import Side, two_sides
+from tests.nodes import content, eventually, pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from tests.sides import Side
 
 BLOCKS, PAGE = 16, 512
 ROOM = 64 << 10
-
-
-@pytest.fixture(params=["cpu", "nccl"])
-def sides(request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
-    def make() -> Any:
-        return CpuBackend(CpuOptions(capacity="64MiB")) if request.param == "cpu" else NcclBackend(NcclOptions())
-
-    with two_sides(make(), make()) as both:
-        yield both
 
 
 class Ends:
@@ -99,10 +89,6 @@ def pages(seed: int, ids: list[int]) -> Pages:
         Region.over(pattern(seed + 1, BLOCKS * PAGE * 2), PAGE * 2),
     )
     return Pages.of(regions, ids)
-
-
-def content(value: Pages) -> list[bytes]:
-    return [region.rows()[ids].tobytes() for region, ids in zip(value.regions, value.block_ids, strict=True)]
 
 
 def test_a_pushed_value_is_there_before_it_is_asked_for(ends: Ends) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from kvbridge.connector import layerwise
 from kvbridge.connector.handoff_worker import HandoffWorker
-from kvbridge.connector.layerwise import LayerwiseSaves, in_parts
-from kvbridge.connector.plan import LayerOrder, Plan, SaveOrder
+from kvbridge.connector.layerwise import LayerwiseSaves
+from kvbridge.connector.plan import Plan, SaveOrder
 from kvbridge.errors import CapacityError, TransferTimeoutError
 from kvbridge.layers.layered import LayeredBuffer, part_sizes
 from kvbridge.memory.layout import CacheLayout, Placement
@@ -19,8 +19,7 @@ from tests.requests import BLOCK, DIGEST, view
 from tests.unit.test_handoff_producer import BLOCKS, DECODE, prefill
 
 LAYERS = ("l0", "l1", "l2", "l3", "l4")
-ORDER = LayerOrder("p", "key", b"digest", (7, 2), ("tcp://a:1", "tcp://b:2"))
-SAVE = SaveOrder("p", "key", b"digest", (7, 2), ("tcp://a:1", "tcp://b:2"))
+ORDER = SAVE = SaveOrder("p", "key", b"digest", (7, 2), ("tcp://a:1", "tcp://b:2"))
 
 
 def layout() -> CacheLayout:
@@ -44,7 +43,6 @@ class Rank:
             rank=1,
             claim_timeout=4.0,
             lease=33.0,
-            announce=in_parts(parts, self.announce),
             layerwise=self.early,
         )
 
@@ -53,7 +51,7 @@ class Rank:
         assert digest == b"digest"
         self.told.append((key.id, to))
 
-    def step(self, *orders: LayerOrder, layers: tuple[str, ...] = LAYERS) -> None:
+    def step(self, *orders: SaveOrder, layers: tuple[str, ...] = LAYERS) -> None:
         self.early.prepare(Plan(layers=list(orders)))
         for name in layers:
             self.early.computed(name)
@@ -152,7 +150,7 @@ def test_a_request_without_an_order_is_inserted_when_it_has_ended() -> None:
 
 def test_an_order_of_blocks_that_cannot_be_leaves_it_to_the_end() -> None:
     rank = Rank()
-    rank.step(LayerOrder("p", "key", b"digest", (7, 99)))
+    rank.step(SaveOrder("p", "key", b"digest", (7, 99)))
     assert rank.inserted() == []
 
 
@@ -196,7 +194,7 @@ def test_a_request_that_is_preempted_and_computed_again_has_another_value() -> N
     rank = Rank()
     rank.step(ORDER)
     rank.free()
-    again = LayerOrder("p", "key2", b"digest", (3, 4))
+    again = SaveOrder("p", "key2", b"digest", (3, 4))
     rank.early.prepare(Plan(fences=["p"], layers=[again]))
     for name in LAYERS:
         rank.early.computed(name)

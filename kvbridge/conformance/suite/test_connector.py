@@ -139,7 +139,7 @@ def test_local_prefix(world: World) -> None:
 
 @must("connector/03-used-twice", needs=("buffer", "pages", "takes"))
 def test_used_twice(world: World) -> None:
-    """Params that were used before, or of an engine that is gone, mean: compute it yourself. Nothing fails."""
+    """Params used before, or of an engine that is gone with its value, mean: compute it yourself. Nothing fails."""
     prefill, decode = _Engine(world, "prefill"), _Engine(world, "decode")
     params = _prefill(prefill, "p", (1, 2), 3)
     prefill.step()
