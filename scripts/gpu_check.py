@@ -134,6 +134,7 @@ def packing(device: str) -> dict[str, Any]:
     ids = torch.randperm(blocks)
     source, target = ids[: blocks // 2].numpy(), ids[blocks // 2 :].numpy()
     packed = np.empty(len(source) * PAGE, dtype=np.uint8)
+    torch.cuda.synchronize()
     started = time.monotonic()
     for part in device_slices(Pages.of([region], source), SLICE):
         part.gather(packed)

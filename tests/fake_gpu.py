@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvbridge.errors import TransportError
 from kvbridge.memory import Region, cuda
-from tests.nodes import pattern
+from tests.nodes import eventually, pattern
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pytest
 
 
@@ -55,3 +58,50 @@ class FakeGpu:
     def content(self, ids: list[int]) -> list[bytes]:
         """Return the bytes of blocks, region by region."""
         return [np.ascontiguousarray(region.rows()[ids]).tobytes() for region in self.seen()]
+
+
+class FakeQueue:
+    """A fake GPU's queue of work: what is queued is computed when a test says so."""
+
+    def __init__(self) -> None:
+        self.broken: int | None = None
+        self._queued = 0
+        self._done = 0
+        self._looks = 0
+
+    def mark(self) -> FakeMark:
+        """Queue a piece of work, and put a mark behind it."""
+        self._queued += 1
+        return FakeMark(self, self._queued - 1)
+
+    def compute(self, pieces: int) -> None:
+        """Do the next pieces."""
+        self._done += pieces
+
+    def passed(self, piece: int) -> bool:
+        """Whether a piece is done."""
+        self._looks += 1
+        if piece == self.broken:
+            raise TransportError("the fake GPU has failed")
+        return piece < self._done
+
+    def seen(self, times: int) -> None:
+        """Wait until somebody has looked so many times more."""
+        wanted = self._looks + times
+        self.wait_for(lambda: self._looks >= wanted)
+
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Wait for something that another thread does."""
+        eventually(holds, 10, lambda: f"{self._done} of {self._queued} pieces are done")
+
+
+class FakeMark:
+    """A place in a fake queue."""
+
+    def __init__(self, queue: FakeQueue, piece: int) -> None:
+        self._queue = queue
+        self._piece = piece
+
+    def passed(self) -> bool:
+        """Whether all work before it is done."""
+        return self._queue.passed(self._piece)

@@ -1,7 +1,6 @@
 """Values in GPU memory, in chunks. Not yet run on a GPU.
 
-Pages are gathered into, and scattered from, a buffer on the same GPU, on a stream of their own, after what was queued
-on the cache before.
+Pages are gathered into, and scattered from, a buffer on the same GPU, on a stream of their own.
 """
 
 from __future__ import annotations

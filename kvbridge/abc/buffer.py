@@ -60,7 +60,8 @@ class Claim(ABC):
         """Move the value into `out`, once.
 
         Args:
-            out: Destination of the value's shape. It belongs to the transfer until that finishes.
+            out: Destination of the value's shape. It belongs to the transfer until that finishes. On a GPU all work
+                that was queued on it is done.
             skip: For `Pages`: leave out the first blocks of every region.
 
         Returns:
@@ -84,7 +85,8 @@ class LookupBuffer(ABC):
 
         Args:
             key: A key whose home is this endpoint.
-            payload: A contiguous tensor or `Pages`. It must not change until the transfer finishes.
+            payload: A contiguous tensor or `Pages`. It must not change until the transfer finishes. On a GPU all work
+                that was queued on it is done.
             digest: What the value is KV of, at most 64 bytes; empty binds it to nothing.
             lease: Seconds that it waits for its consumer; 0 for the buffer's default. `math.inf`, with a store alone:
                 until it is dropped, or the store gives it up.

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from kvbridge.errors import BusyError, ClosedError, SpecMismatchError, TransferTimeoutError
+from kvbridge.memory.cuda import settle
 from kvbridge.memory.payload import check_destination, spec_of
 from kvbridge.memory.tensors import TensorSpec, new_tensor
 
@@ -95,6 +96,7 @@ class SendPipe(_End):
 
         Args:
             payload: A contiguous tensor or `Pages`. It stays yours but must not change until the transfer finishes.
+                On a GPU all work that was queued on it is done.
             tag: A number for the receiver.
 
         Returns:
@@ -117,13 +119,14 @@ class SendPipe(_End):
         """Send a tensor and wait until the receiver has it.
 
         Args:
-            tensor: A contiguous numpy array or torch tensor.
+            tensor: A contiguous numpy array or torch tensor. On a GPU what the caller has queued is waited for.
             timeout: Seconds. On timeout the offer is withdrawn and the memory is yours again.
 
         Raises:
             TransferTimeoutError: The receiver did not take it in time; the pipe still works.
             KVBridgeError: See `post`.
         """
+        settle(tensor)
         _finish(self.post(tensor), timeout)
 
     @abstractmethod
@@ -191,7 +194,8 @@ class RecvPipe(_End):
         """Receive the next tensor.
 
         Args:
-            out: Destination of the same dtype and shape; a new host tensor of the sender's library where None.
+            out: Destination of the same dtype and shape; a new host tensor of the sender's library where None. On a
+                GPU what the caller has queued is waited for.
             timeout: Seconds for the offer to come and the bytes to arrive.
 
         Returns:
@@ -209,6 +213,7 @@ class RecvPipe(_End):
         if not isinstance(offer.spec, TensorSpec):
             raise SpecMismatchError("the next payload is Pages: use accept() with Pages as destination")
         target = new_tensor(offer.spec) if out is None else out
+        settle(target)
         _finish(self.accept(offer, target), max(0.0, deadline - time.monotonic()))
         return target
 

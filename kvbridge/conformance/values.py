@@ -14,6 +14,7 @@ import numpy as np
 
 from kvbridge.conformance.checks import RequirementError
 from kvbridge.memory import Pages, Region
+from kvbridge.memory.cuda import settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,6 +196,7 @@ class Cache:
         memory = self._memory[index]
         if not isinstance(memory, np.ndarray):
             memory.copy_(_torch().from_numpy(flat))
+            settle(memory)
 
 
 def mark_tensor(tensor: Any) -> None:
@@ -228,6 +230,7 @@ def make_tensor(value: TensorValue, *, filled: bool) -> Any:
         return content.view(np.dtype(value.dtype)).reshape(value.shape)
     torch = _torch()
     flat = torch.from_numpy(content).to(value.device)
+    settle(flat)
     return flat.view(getattr(torch, value.dtype)).reshape(value.shape)
 
 
@@ -275,7 +278,9 @@ def _allocate(geometry: Geometry, size: int) -> Any:
     nbytes = geometry.num_blocks * (size + geometry.gap)
     if geometry.device == "cpu":
         return np.full(nbytes, CANARY, dtype=np.uint8)
-    return _torch().full((nbytes,), CANARY, dtype=_torch().uint8, device=geometry.device)
+    memory = _torch().full((nbytes,), CANARY, dtype=_torch().uint8, device=geometry.device)
+    settle(memory)
+    return memory
 
 
 def _region(geometry: Geometry, size: int, memory: Any) -> Region:

@@ -128,6 +128,8 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
             claim.cancel()
         for load in self._loads.values():
             load.transfer.cancel()
+        if self.layerwise is not None:
+            self.layerwise.close()
         self._buffer.close()
 
     def saving(self, request_id: str, pages: Pages) -> None:

@@ -10,10 +10,12 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvbridge.abc.buffer import Key
 from kvbridge.buffers.chain import all_of
+from kvbridge.connector.computing import Computing
 from kvbridge.errors import KVBridgeError, TransferTimeoutError
 from kvbridge.transfer import Transfer
 
@@ -40,7 +42,7 @@ class _Early:
     order: SaveOrder
     keys: list[Key]
     parts: list[Pages]
-    inserts: list[Transfer[None]] = field(default_factory=list)
+    inserts: dict[int, Transfer[None]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
 
@@ -53,6 +55,7 @@ class LayerwiseSaves:
         rank: This worker's rank.
         lease: Seconds for which a value waits for its consumer.
         announce: Tells a consumer at an address of a part that was inserted: its key, pages and digest.
+        computing: Says when what the engine has queued is computed.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class LayerwiseSaves:
         rank: int,
         lease: float,
         announce: Announce | None = None,
+        computing: Computing | None = None,
     ) -> None:
         self.counters: Counter[str] = Counter()
+        self._computing = computing or Computing()
         self._buffer = buffer
         self._layout = layout
         self._rank = rank
@@ -117,9 +122,9 @@ class LayerwiseSaves:
         early = self._early.pop(order.request_id, None)
         if early is None:
             early = self._made(order)
-            for part in range(len(early.keys)):
-                self._insert(early, part)
-        return self._buffer.whole(Key(order.key), early.inserts), early.started
+            for part in range(len(early.keys)):  # it was computed, or it would not have ended
+                early.inserts[part] = self._insert(early, part)
+        return self._buffer.whole(Key(order.key), _in_order(early)), early.started
 
     def poll(self) -> set[str]:
         """Return requests that were withdrawn and whose blocks are free now."""
@@ -127,6 +132,10 @@ class LayerwiseSaves:
         for request_id in over:
             del self._withdrawn[request_id]
         return over
+
+    def close(self) -> None:
+        """Give up what is not computed yet. Idempotent."""
+        self._computing.close()
 
     # -- inside -----------------------------------------------------------------------------------------------
 
@@ -144,20 +153,24 @@ class LayerwiseSaves:
         self._step.append(early)
 
     def _insert_all(self, part: int) -> None:
+        mark = self._computing.mark()
         for early in self._step:
-            self._insert(early, part)
+            what = f"inserting {early.keys[part].id!r}"
+            early.inserts[part] = self._computing.after(mark, what, partial(self._insert, early, part))
         self.counters["early_parts"] += len(self._step)
 
-    def _insert(self, early: _Early, part: int) -> None:
+    def _insert(self, early: _Early, part: int) -> Transfer[None]:
         order, key, pages = early.order, early.keys[part], early.parts[part]
         transfer = self._buffer.inner.insert(key, pages, digest=order.digest, lease=self._lease)
-        early.inserts.append(transfer)
         if order.to and self._announce is not None and transfer.error is None:
             self._announce(key, pages, order.digest, order.to[self._rank])
+        return transfer
 
     def _give_up(self, early: _Early) -> Transfer[None]:
+        inserts = _in_order(early)
+        self._computing.give_up(inserts)
         self._buffer.drop([Key(early.order.key)])
-        return all_of(early.inserts, f"giving up {early.order.request_id}")
+        return all_of(inserts, f"giving up {early.order.request_id}")
 
     def _withdraw(self, request_id: str) -> None:
         early = self._early.pop(request_id, None)
@@ -172,6 +185,11 @@ class LayerwiseSaves:
             return
         self.counters["layer_fences"] += 1
         _wait(over, FENCE_TIMEOUT)
+
+
+def _in_order(early: _Early) -> list[Transfer[None]]:
+    """Return the inserts in the order of their keys; layers may be computed in another one."""
+    return [transfer for _, transfer in sorted(early.inserts.items())]
 
 
 def _wait(over: Transfer[None], timeout: float) -> None:

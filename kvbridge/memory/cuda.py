@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbridge.errors import UnsupportedError
+from kvbridge.errors import TransportError, UnsupportedError
 from kvbridge.memory.copying import page_slices
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _DeviceRows:
 class DeviceSlice:
     """One bounded step of a copy between a region in GPU memory and packed bytes in host memory.
 
-    It waits for what was queued on the cache before, and until it is done. See `kvbridge.memory.copying.Slice`.
+    It waits until it is done, and for nothing before it: see `own_stream`. See also `kvbridge.memory.copying.Slice`.
 
     Attributes:
         start: Offset in the packed value, in bytes.
@@ -94,9 +94,47 @@ def device_slices(pages: Pages, max_bytes: int, skip: int = 0) -> Iterator[Devic
         yield DeviceSlice(start, len(ids) * region.page_bytes, rows[region.identity], ids)
 
 
+def settle(payload: Any) -> None:
+    """Wait for what the calling thread has queued on the GPU of a payload; with host memory there is nothing."""
+    device = str(getattr(payload, "device", "cpu"))
+    if device.startswith("cuda"):
+        import torch  # noqa: PLC0415 - likewise
+
+        torch.cuda.current_stream(device).synchronize()
+
+
+class Mark:
+    """A place in the queue of a GPU's work: behind all that the calling thread has queued on its stream by now.
+
+    Args:
+        device: The GPU, such as `cuda:0`.
+    """
+
+    def __init__(self, device: str) -> None:
+        import torch  # noqa: PLC0415 - likewise
+
+        self._device = device
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(device))
+
+    def passed(self) -> bool:
+        """Whether all work before it is done. Any thread. Never blocks.
+
+        Raises:
+            TransportError: The GPU has failed.
+        """
+        try:
+            return bool(self._event.query())
+        except RuntimeError as error:
+            raise TransportError(f"{self._device} has failed: {error}") from error
+
+
 @contextlib.contextmanager
 def own_stream(device: Any) -> Iterator[None]:
-    """Work on a GPU's stream of its own, after what was queued before; it is done when this ends."""
+    """Work on a GPU's stream of its own; it is done when this ends.
+
+    It does not wait for what others have queued: what it reads has to be there, and nobody may use what it writes to.
+    """
     if not str(device).startswith("cuda"):
         yield
         return
@@ -104,7 +142,6 @@ def own_stream(device: Any) -> Iterator[None]:
 
     with torch.cuda.device(device):
         stream = torch.cuda.Stream(device=device)
-        stream.wait_stream(torch.cuda.default_stream())
         with torch.cuda.stream(stream):
             yield
         stream.synchronize()

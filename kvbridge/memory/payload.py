@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from kvbridge.capabilities import Capabilities
 
 Payload: TypeAlias = Any
-"""A numpy array, a torch tensor, or `Pages`."""
+"""A numpy array, a torch tensor, or `Pages`.
+
+In GPU memory it is handed over when the GPU has done what was queued on it, not when that is queued: libraries read and
+write it without asking any stream.
+"""
 
 Spec: TypeAlias = TensorSpec | PagesSpec
 

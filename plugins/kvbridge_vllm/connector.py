@@ -117,6 +117,11 @@ class KVBridgeConnector(KVConnectorBase_V1):
             self._worker = WorkerSide(config, vllm_config, kv_cache_config, *halves)
         self._delivers = config.handoff is not None and vllm_config.kv_transfer_config.is_kv_producer
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Whether the ends of layers have to be told: in a full CUDA graph nobody is."""
+        return bool(extra_config.get("layers"))
+
     # -- scheduler --------------------------------------------------------------------------------------------
 
     @never_raises(lambda: (0, False))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.config import parse_bytes
+from kvbridge.connector.computing import Computing
 from kvbridge.connector.layerwise import LayerwiseSaves
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.control.secret import read_secret
@@ -15,9 +17,10 @@ from kvbridge.layers.layered import LayeredBuffer, part_sizes
 from kvbridge.layers.pushing import PushingBuffer
 from kvbridge.layers.queued import QueuedBuffer
 from kvbridge.memory import checksums
+from kvbridge.memory.cuda import Mark
 from kvbridge.memory.host_pool import HostPool
 from kvbridge.registry import create_backend
-from kvbridge_vllm.layout import fingerprint
+from kvbridge_vllm.layout import fingerprint, refuse_micro_batches
 from kvbridge_vllm.metrics import COUNTERS, GAUGES, figures
 
 if TYPE_CHECKING:
@@ -61,6 +64,8 @@ class HandoffRank:
         self._half_class = half
         self._endpoint_class = endpoint
         self._name = handoff.backend
+        if config.layers:
+            refuse_micro_batches(vllm_config)
         path = "kv_connector_extra_config.options" if config.backend else "kv_connector_extra_config.handoff.options"
         self._backend = create_backend(handoff.backend, handoff.options, path)
         self._endpoint: Endpoint | None = None
@@ -71,12 +76,12 @@ class HandoffRank:
     def register(self, layout: CacheLayout, rank: int) -> None:
         """Take the cache: from here on this rank can be reached."""
         config, transfer = self._config, self._vllm_config.kv_transfer_config
-        for name, wanted in (("checksum", config.checksum), ("layers", config.layers)):
-            if wanted and any(region.device != "cpu" for region in layout.regions):
-                raise ConfigError(
-                    f"kv_connector_extra_config.{name}: {getattr(config, name)!r} is for KV in host memory, this "
-                    f"engine's is on {layout.regions[0].device}; leave it out"
-                )
+        device = next((region.device for region in layout.regions if region.device != "cpu"), None)
+        if config.checksum and device is not None:
+            raise ConfigError(
+                f"kv_connector_extra_config.checksum: True is for KV in host memory, this engine's is on {device}; "
+                "leave it out"
+            )
         self._backend.register(layout.regions)
         self._endpoint = self._endpoint_class(
             self._backend,
@@ -98,7 +103,14 @@ class HandoffRank:
         layerwise: LayerwiseSaves | None = None
         if config.layers:
             self._buffer = layered = LayeredBuffer(self._buffer, part_sizes(layout.layers, config.layers))
-            layerwise = LayerwiseSaves(layered, layout, rank=rank, lease=config.lease, announce=announce)
+            layerwise = LayerwiseSaves(
+                layered,
+                layout,
+                rank=rank,
+                lease=config.lease,
+                announce=announce,
+                computing=Computing(partial(Mark, device) if device is not None else None),
+            )
         self._half = self._half_class(
             self._buffer,
             layout,

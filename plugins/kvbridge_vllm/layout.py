@@ -40,6 +40,19 @@ def refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
         )
 
 
+def refuse_micro_batches(vllm_config: Any) -> None:
+    """Check that the end of a layer is one moment: with micro-batches each of them has its own.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if getattr(vllm_config.parallel_config, "use_ubatching", False):
+        raise ConfigError(
+            "kv_connector_extra_config.layers: this engine computes a step in micro-batches (enable_dbo, ubatch_size); "
+            "leave one of the two out"
+        )
+
+
 def placements(kv_cache_config: Any) -> list[Placement]:
     """Translate `kv_cache_config.kv_cache_tensors`."""
     group_of = {

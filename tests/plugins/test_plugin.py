@@ -61,6 +61,23 @@ def test_several_cache_groups_are_refused_with_a_sentence() -> None:
         refuse_unsupported(*_configs(groups=3))
 
 
+def test_layers_are_refused_where_a_step_is_computed_in_micro_batches() -> None:
+    from kvbridge_vllm.layout import refuse_micro_batches
+
+    refuse_micro_batches(_configs()[0])
+    refuse_micro_batches(_configs(use_ubatching=False)[0])
+    with pytest.raises(ConfigError, match=r"layers: this engine .* micro-batches .* leave one of the two out"):
+        refuse_micro_batches(_configs(use_ubatching=True)[0])
+
+
+def test_layers_want_graphs_in_pieces_and_nothing_else_does() -> None:
+    from kvbridge_vllm.connector import KVBridgeConnector
+
+    assert KVBridgeConnector.requires_piecewise_for_cudagraph({"backend": "nccl", "layers": 2})
+    assert not KVBridgeConnector.requires_piecewise_for_cudagraph({"backend": "nccl", "layers": 0})
+    assert not KVBridgeConnector.requires_piecewise_for_cudagraph({"backend": "nccl"})
+
+
 def test_a_hook_that_fails_inside_lets_the_engine_go_on() -> None:
     from kvbridge_vllm.connector import KVBridgeConnector
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from kvbridge.connector import layerwise
+from kvbridge.connector.computing import Computing
 from kvbridge.connector.handoff_worker import HandoffWorker
 from kvbridge.connector.layerwise import LayerwiseSaves
 from kvbridge.connector.plan import Plan, SaveOrder
 from kvbridge.errors import CapacityError, TransferTimeoutError
 from kvbridge.layers.layered import LayeredBuffer, part_sizes
 from kvbridge.memory.layout import CacheLayout, Placement
+from tests.fake_gpu import FakeQueue
 from tests.fakes import FakeBuffer
 from tests.requests import BLOCK, DIGEST, view
 from tests.unit.test_handoff_producer import BLOCKS, DECODE, prefill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LAYERS = ("l0", "l1", "l2", "l3", "l4")
 ORDER = SAVE = SaveOrder("p", "key", b"digest", (7, 2), ("tcp://a:1", "tcp://b:2"))
@@ -32,11 +38,12 @@ def layout() -> CacheLayout:
 class Rank:
     """Rank 1 of an engine whose values have two layers."""
 
-    def __init__(self, *, obedient: bool = True) -> None:
+    def __init__(self, *, obedient: bool = True, gpu: FakeQueue | None = None) -> None:
         self.buffer = FakeBuffer(obedient=obedient)
         self.told: list[tuple[str, str]] = []
         parts = LayeredBuffer(self.buffer, part_sizes(layout().layers, 2))
-        self.early = LayerwiseSaves(parts, layout(), rank=1, lease=33.0, announce=self.announce)
+        computing = Computing(gpu.mark) if gpu is not None else None
+        self.early = LayerwiseSaves(parts, layout(), rank=1, lease=33.0, announce=self.announce, computing=computing)
         self.half = HandoffWorker(
             parts,
             layout(),
@@ -204,6 +211,94 @@ def test_a_request_that_is_preempted_and_computed_again_has_another_value() -> N
     assert rank.sent() == set()
     rank.free()
     assert rank.sent() == {"p"}
+
+
+def test_a_part_that_fails_costs_the_others_also_where_layers_came_in_another_order() -> None:
+    rank = Rank(obedient=False)
+    rank.step(ORDER, layers=("l4", "l2", "l3", "l0", "l1"))
+    assert rank.inserted() == ["key#4", "key#2", "key#0"]
+    rank.free("key#0")
+    rank.buffer.inserts["key#4"][3].fail(CapacityError("no room"))
+    rank.buffer.inserts["key#2"][3].fail(CapacityError("no room"))
+    rank.half.begin(Plan(saves=[SAVE]))
+    assert [key.id for key in rank.buffer.dropped] == ["key#0"]
+
+
+# -- a GPU, which computes later what is queued now -----------------------------------------------------------
+
+
+@pytest.fixture
+def gpu() -> FakeQueue:
+    return FakeQueue()
+
+
+@pytest.fixture
+def rank(gpu: FakeQueue) -> Iterator[Rank]:
+    made = Rank(gpu=gpu)
+    yield made
+    made.half.close()
+    assert made.buffer.closed == 1
+    assert "kvbridge-computing" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_part_is_handed_over_when_the_gpu_has_computed_it_and_not_when_it_is_queued(
+    gpu: FakeQueue, rank: Rank
+) -> None:
+    rank.step(ORDER)
+    rank.half.begin(Plan(saves=[SAVE]))
+    gpu.seen(2)
+    assert rank.inserted() == []
+    gpu.compute(1)
+    gpu.wait_for(lambda: rank.inserted() == ["key#0"])
+    gpu.compute(1)
+    gpu.wait_for(lambda: rank.told == [("key#0", "tcp://b:2"), ("key#2", "tcp://b:2")])
+    gpu.seen(2)
+    rank.free()
+    assert rank.sent() == set()
+    gpu.compute(1)
+    gpu.wait_for(lambda: len(rank.inserted()) == 3)
+    rank.free()
+    gpu.wait_for(lambda: rank.sent() == {"p"})
+    assert rank.half.counters["saves"] == 1
+
+
+def test_layers_whose_end_was_not_told_wait_for_the_end_of_the_step(gpu: FakeQueue, rank: Rank) -> None:
+    rank.step(ORDER, layers=("l0", "l1"))
+    gpu.compute(1)
+    gpu.wait_for(lambda: rank.inserted() == ["key#0"])
+    gpu.seen(2)
+    assert rank.inserted() == ["key#0"]
+    gpu.compute(2)
+    gpu.wait_for(lambda: len(rank.inserted()) == 3)
+
+
+@pytest.mark.parametrize("end", ["withdrawals", "fences"])
+def test_parts_that_are_not_computed_yet_are_not_inserted_when_the_request_is_given_up(
+    gpu: FakeQueue, rank: Rank, end: str
+) -> None:
+    rank.step(ORDER)
+    gpu.compute(1)
+    gpu.wait_for(lambda: rank.inserted() == ["key#0"])
+    rank.free()
+    rank.early.prepare(Plan(**{end: ["p"]}))  # does not wait for the GPU
+    gpu.compute(2)
+    rank.early.prepare(Plan(layers=[SaveOrder("q", "other", b"digest", (3,), ("tcp://a:1", "tcp://b:2"))]))
+    for name in LAYERS:
+        rank.early.computed(name)
+    gpu.compute(3)
+    gpu.wait_for(lambda: len(rank.inserted()) == 4)
+    assert rank.inserted() == ["key#0", "other#0", "other#2", "other#4"]
+    assert [key.id for key in rank.buffer.dropped] == ["key#0", "key#2", "key#4"]
+    assert rank.sent() == ({"p"} if end == "withdrawals" else set())
+
+
+def test_a_gpu_that_fails_costs_the_hand_over(gpu: FakeQueue, rank: Rank) -> None:
+    gpu.broken = 1
+    rank.step(ORDER)
+    rank.half.begin(Plan(saves=[SAVE]))
+    gpu.compute(3)
+    gpu.wait_for(lambda: rank.sent() == {"p"})
+    assert rank.half.counters["failed_saves"] == 1
 
 
 # -- scheduler ------------------------------------------------------------------------------------------------
