@@ -65,10 +65,18 @@ def eventually(holds: Callable[[], bool], timeout: float, otherwise: Callable[[]
 class Node:
     """One peer. Every verb has a deadline."""
 
-    def __init__(self, *, capacity: int | str = "64MiB", lease: float = 60.0, timeout: float = 30.0, **endpoint: Any):
+    def __init__(
+        self,
+        *,
+        capacity: int | str = "64MiB",
+        lease: float = 60.0,
+        timeout: float = 30.0,
+        patient: bool = False,
+        **endpoint: Any,
+    ):
         self.backend = GatedCpuBackend(CpuOptions(capacity=capacity))
         self.endpoint = Endpoint(self.backend, **endpoint)
-        self.buffer = self.backend.open_buffer(self.endpoint, lease=lease, timeout=timeout)
+        self.buffer = self.backend.open_buffer(self.endpoint, lease=lease, timeout=timeout, patient=patient)
         self.links: list[Link] = []
         self.endpoint.call_soon(lambda: self.endpoint.on_link(self.links.append))
         self.flush()  # before anybody knows the address

@@ -34,7 +34,7 @@ class MineBackend(Backend[Options]):
     def capabilities(self):
         return Capabilities(pipe=True, max_value_bytes=self.options.size)
 
-    def open_buffer(self, endpoint, *, lease=60.0, timeout=30.0):
+    def open_buffer(self, endpoint, *, lease=60.0, timeout=30.0, patient=False):
         raise NotImplementedError
 
     def close(self):

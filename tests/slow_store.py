@@ -206,10 +206,10 @@ class ThreadedStore(SlowStore):
 class Process:
     """What a process has: a store, an endpoint and a buffer."""
 
-    def __init__(self, store: SlowStore) -> None:
+    def __init__(self, store: SlowStore, *, patient: bool = False) -> None:
         self.store = store
         self.endpoint = Endpoint(store)
-        self.buffer = store.open_buffer(self.endpoint, timeout=5)
+        self.buffer = store.open_buffer(self.endpoint, timeout=5, patient=patient)
 
     def insert(self, seed: int, key: Key = K, **options: Any) -> Transfer[None]:
         return self.buffer.insert(key, pattern(seed, NBYTES), **options)

@@ -205,13 +205,17 @@ class Backend(ABC, Generic[O]):
         raise UnsupportedError(f"the backend {self.name!r} has no pipes", flag="pipe")
 
     @abstractmethod
-    def open_buffer(self, endpoint: Endpoint, *, lease: float = 60.0, timeout: float = 30.0) -> LookupBuffer:
+    def open_buffer(
+        self, endpoint: Endpoint, *, lease: float = 60.0, timeout: float = 30.0, patient: bool = False
+    ) -> LookupBuffer:
         """Open a LookupBuffer on this backend.
 
         Args:
             endpoint: The control plane to use.
             lease: Seconds that an inserted value waits for its consumer.
             timeout: Seconds that one transfer may take.
+            patient: Whether an insert for which there is no room waits for it, as long as its lease lasts, in place of
+                being refused. Who asks for its key waits as for one that is still to come.
         """
 
     def open_pool(self, like: Sequence[Region], slots: int, memory: NDArray[np.uint8] | None = None) -> SlotPool:
@@ -289,8 +293,10 @@ class Transport(Backend[O]):
         return RendezvousReceiver(self, link, channel)
 
     @final
-    def open_buffer(self, endpoint: Endpoint, *, lease: float = 60.0, timeout: float = 30.0) -> LookupBuffer:
+    def open_buffer(
+        self, endpoint: Endpoint, *, lease: float = 60.0, timeout: float = 30.0, patient: bool = False
+    ) -> LookupBuffer:
         """Open a LookupBuffer over pipes: values wait at their producer until they are asked for."""
         from kvbridge.buffers.over_pipes import PipeBuffer  # noqa: PLC0415 - likewise
 
-        return PipeBuffer(self, endpoint, lease=lease, timeout=timeout)
+        return PipeBuffer(self, endpoint, lease=lease, timeout=timeout, patient=patient)

@@ -146,8 +146,10 @@ class Store(Backend[O]):
         """
 
     @final
-    def open_buffer(self, endpoint: Endpoint, *, lease: float = 60.0, timeout: float = 30.0) -> LookupBuffer:
+    def open_buffer(
+        self, endpoint: Endpoint, *, lease: float = 60.0, timeout: float = 30.0, patient: bool = False
+    ) -> LookupBuffer:
         """Open a LookupBuffer on the store."""
         from kvbridge.buffers.over_store import StoreBuffer  # noqa: PLC0415 - the core builds on this module
 
-        return StoreBuffer(self, endpoint, lease=lease, timeout=timeout)
+        return StoreBuffer(self, endpoint, lease=lease, timeout=timeout, patient=patient)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvbridge.buffers.limits import check_limits
-from kvbridge.buffers.steps import Begin, Script
+from kvbridge.buffers.steps import Begin, Pause, Script
 from kvbridge.buffers.tombstones import Tombstones
 from kvbridge.buffers.turns import Turns
 from kvbridge.errors import (
     BindingMismatchError,
+    CapacityError,
     DuplicateKeyError,
     KeyConsumedError,
     KeyDroppedError,
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from kvbridge.abc.buffer import Key
     from kvbridge.abc.store import Store, Stored
     from kvbridge.memory import Payload
+
+
+AGAIN = 0.05
+"""Seconds until a value for which the store had no room is put again."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -78,12 +84,14 @@ class Keeper:
     Args:
         store: The store.
         lapses: Called with the key of a value that was inserted and the end of its lease: then `expire` is to be run.
+        patient: Whether a value for which there is no room yet waits for it, as long as its lease lasts.
     """
 
-    def __init__(self, store: Store[Any], lapses: Callable[[str, float], None]) -> None:
+    def __init__(self, store: Store[Any], lapses: Callable[[str, float], None], *, patient: bool = False) -> None:
         self.counters: Counter[str] = Counter()
         self._store = store
         self._lapses = lapses
+        self._patient = patient
         self._turns = Turns()
         self._entries: dict[str, tuple[int, float]] = {}
         self._tombstones = Tombstones()
@@ -118,7 +126,7 @@ class Keeper:
                 yield from self._make_room(key.id)
                 expires = time.time() + lease
                 header = Header(spec, digest, expires, note).encode()
-                yield Begin(lambda: self._store.put(key.id, header, payload), touches=True)
+                yield from self._put(key.id, header, payload, expires)
             except DuplicateKeyError:
                 self.counters["refused_duplicate"] += 1
                 raise
@@ -131,6 +139,18 @@ class Keeper:
             if lease != math.inf:  # else nobody tells when the store gives it up
                 self._entries[key.id] = spec.nbytes, expires
                 self._lapses(key.id, expires)
+
+    def _put(self, key: str, header: bytes, payload: Payload, expires: float) -> Script[None]:
+        for turn in itertools.count():
+            try:
+                yield Begin(lambda: self._store.put(key, header, payload), touches=True)
+            except CapacityError:
+                if not self._patient or time.time() + AGAIN >= expires:
+                    raise
+                self.counters["delayed_inserts"] += not turn
+                yield Begin(lambda: Pause(AGAIN))
+            else:
+                return
 
     def drop(self, keys: Sequence[Key]) -> Script[None]:
         """Give up values that nobody wants."""

@@ -42,15 +42,18 @@ class PipeBuffer(LookupBuffer):
         endpoint: The control plane; one buffer an endpoint.
         lease: Default lease in seconds.
         timeout: Default deadline of a question or transfer in seconds.
+        patient: Whether an insert for which there is no room waits for it.
     """
 
-    def __init__(self, backend: Transport[Any], endpoint: Endpoint, *, lease: float, timeout: float) -> None:
+    def __init__(
+        self, backend: Transport[Any], endpoint: Endpoint, *, lease: float, timeout: float, patient: bool = False
+    ) -> None:
         self._endpoint = endpoint
         self._lease = lease
         self._timeout = timeout
         self._closed = False  # nothing more is taken
         self._finished = False  # everything that was taken has been finished
-        self._shelf = Shelf(backend, endpoint, CHANNEL)
+        self._shelf = Shelf(backend, endpoint, CHANNEL, patient=patient)
         self._seeker = Seeker(backend, endpoint, CHANNEL, timeout)
         endpoint.call_soon(self._connect)
 
@@ -147,6 +150,7 @@ class PipeBuffer(LookupBuffer):
             **{name: float(count) for name, count in dict(self._shelf.counters).items()},
             "entries": float(self._shelf.entries),
             "bytes": float(self._shelf.nbytes),
+            "delayed": float(self._shelf.delayed),
         }
 
     def close(self) -> None:

@@ -81,15 +81,18 @@ class StoreBuffer(LookupBuffer):
         endpoint: Whose thread is used.
         lease: Default lease in seconds.
         timeout: Default deadline of a question or transfer in seconds.
+        patient: Whether an insert for which there is no room waits for it.
     """
 
-    def __init__(self, store: Store[Any], endpoint: Endpoint, *, lease: float, timeout: float) -> None:
+    def __init__(
+        self, store: Store[Any], endpoint: Endpoint, *, lease: float, timeout: float, patient: bool = False
+    ) -> None:
         self._store = store
         self._endpoint = endpoint
         self._lease = lease
         self._timeout = timeout
         self._closed: ClosedError | None = None
-        self._keeper = Keeper(store, self._expire_at)
+        self._keeper = Keeper(store, self._expire_at, patient=patient)
         self._moving: set[Moving[Any]] = set()
         self._looking: set[Looking] = set()
         endpoint.call_soon(lambda: endpoint.on_close(self._finish))

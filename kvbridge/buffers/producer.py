@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge import tracing
 from kvbridge.abc.backend import MoveState
+from kvbridge.buffers.questions import Question, Questions
+from kvbridge.buffers.room import Delayed, RoomQueue
 from kvbridge.buffers.tombstones import Tombstones
 from kvbridge.control.attempt import attempt, hold
 from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Routed, Select, text
 from kvbridge.control.outgoing import Outbox
 from kvbridge.errors import (
     BindingMismatchError,
+    CapacityError,
     DuplicateKeyError,
     KeyConsumedError,
     KeyDroppedError,
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
 
 VALID = 10.0
 """Seconds for which a value is promised to a consumer that asked for it. He renews while he is alive."""
-
-MAX_WAITING = 10_000
-"""Questions for keys that are not here yet, of all consumers together."""
 
 
 @dataclass(frozen=True)
@@ -71,27 +70,26 @@ class _Entry:
     expiring: Timer | None = None
 
 
-@dataclass(eq=False)
-class _Waiting:
-    """A question for a key that is not here yet."""
-
-    link: Link
-    select: Select
-    deadline: Timer | None = None
-
-
 class Shelf:
-    """Values by key. All methods belong to the endpoint's thread."""
+    """Values by key. All methods belong to the endpoint's thread.
 
-    def __init__(self, backend: Transport[Any], endpoint: Endpoint, channel: str) -> None:
+    Args:
+        backend: Holds them.
+        endpoint: Whose thread it is.
+        channel: Of the buffer's messages.
+        patient: Whether a value for which there is no room yet waits for it, as long as its lease lasts.
+    """
+
+    def __init__(self, backend: Transport[Any], endpoint: Endpoint, channel: str, *, patient: bool = False) -> None:
         self.counters: Counter[str] = Counter()
         self._backend = backend
         self._endpoint = endpoint
         self._channel = channel
+        self._patient = patient
         self._entries: dict[str, _Entry] = {}
+        self._delayed = RoomQueue(endpoint, self._enter, self._refuse)
         self._tombstones = Tombstones()
-        self._waiting: dict[str, list[_Waiting]] = {}
-        self._questions: dict[tuple[Link, int], _Waiting] = {}  # the same, by who asked
+        self._questions = Questions()
         self._outboxes: dict[Link, Outbox] = {}
         self._nbytes = 0
         self._closed: KVBridgeError | None = None
@@ -106,40 +104,73 @@ class Shelf:
         """Bytes of values that are held, those included that a consumer has not given back yet."""
         return self._nbytes
 
+    @property
+    def delayed(self) -> int:
+        """Number of values that wait for room."""
+        return len(self._delayed)
+
     def insert(self, value: Value, payload: Payload, lease: float, inserted: Transfer[None]) -> None:
         """Put a value on the shelf."""
         key = value.key
-        if key in self._entries:
+        if key in self._entries or key in self._delayed:
             self.counters["refused_duplicate"] += 1
             inserted.fail(DuplicateKeyError(f"the key {key!r} has a live value, which stays: use a new id"))
             return
         self._tombstones.discard(key)
+        new = Delayed(value, payload, time.monotonic() + lease, inserted, CapacityError("others wait before it"))
+        waits = self._patient and self._may_fit(value.spec.nbytes)
         try:
-            held = hold(self._backend, payload)
+            if waits and len(self._delayed):
+                raise new.why
+            self._enter(new)
+        except CapacityError as error:
+            if not waits:
+                self._refuse(new, error)
+                return
+            new.why = error
+            self.counters["delayed_inserts"] += 1
+            tracing.mark("waits for room", key, **tracing.why(error))
+            self._delayed.put(new, lease)
         except KVBridgeError as error:
-            self._refuse(key, error, inserted)
-            return
-        entry = _Entry(value, held, inserted, time.monotonic() + lease)
+            self._refuse(new, error)
+
+    def _may_fit(self, nbytes: int) -> bool:
+        most = self._backend.capabilities
+        return nbytes <= min(most.capacity_bytes, most.max_value_bytes or most.capacity_bytes)
+
+    def _enter(self, new: Delayed) -> None:
+        """Take a value in.
+
+        Raises:
+            KVBridgeError: The backend does not hold it.
+        """
+        value, inserted, key = new.value, new.inserted, new.value.key
+        held = hold(self._backend, new.payload)
+        entry = _Entry(value, held, inserted, new.expires)
         self._entries[key] = entry
         self._nbytes += value.spec.nbytes
+        lease = max(0.0, new.expires - time.monotonic())
         tracing.begin("held", key, bytes=value.spec.nbytes, lease=lease)
         self.counters["inserted"] += 1
-        for waiting in self._keep_waiting(key, []):
-            if waiting.link.up:
-                self._answer(waiting.link, waiting.select, entry)
+        for question in self._questions.take(key):
+            if question.link.up:
+                self._answer(question.link, question.select, entry)
         if self._prepare(entry) is not None:
             self._endpoint.move(lambda: self._prepare(entry))
         if entry.gone is None:
             entry.expiring = self._endpoint.after(lease, lambda: self._expire(entry))
 
-    def _refuse(self, key: str, error: KVBridgeError, inserted: Transfer[None]) -> None:
+    def _refuse(self, new: Delayed, error: KVBridgeError) -> None:
         self.counters["refused_insert"] += 1
-        tracing.mark("refused", key, **tracing.why(error))
-        dropped = KeyDroppedError(f"the producer could not keep the value: {error}")
-        self._tombstones.set(key, dropped)
-        for waiting in self._keep_waiting(key, []):
-            self._miss(waiting.link, waiting.select, dropped)
-        inserted.fail(error)
+        tracing.mark("refused", new.value.key, **tracing.why(error))
+        self._bury(new.value.key, KeyDroppedError(f"the producer could not keep the value: {error}"))
+        new.inserted.fail(error)
+
+    def _bury(self, key: str, why: KVBridgeError) -> None:
+        """Let those who ask for a key know, from now on, why it has no value."""
+        self._tombstones.set(key, why)
+        for question in self._questions.take(key):
+            self._miss(question.link, question.select, why)
 
     def _prepare(self, entry: _Entry) -> bool | None:
         if entry.gone is not None:
@@ -173,15 +204,19 @@ class Shelf:
     def drop(self, keys: list[str]) -> None:
         """Give up values that nobody wants. A key that is still to come is refused when it comes to be asked for."""
         for key in keys:
-            entry = self._entries.get(key)
+            why = KeyDroppedError(f"the value of {key!r} was dropped: nobody wanted it")
+            entry, delayed = self._entries.get(key), self._delayed.take(key)
+            self.counters["dropped"] += entry is not None or delayed is not None
             if entry is not None:
-                self.counters["dropped"] += 1
-                self._remove(entry, KeyDroppedError(f"the value of {key!r} was dropped: nobody wanted it"))
+                self._remove(entry, why)
+            if delayed is not None:
+                self._bury(key, why)
+                delayed.inserted.resolve(None)
 
     def take_back(self, key: str, inserted: Transfer[None]) -> None:
         """Give up the value of one insert, if it is still here."""
-        entry = self._entries.get(key)
-        if entry is not None and entry.inserted is inserted:
+        live = self._entries.get(key) or self._delayed.get(key)
+        if live is not None and live.inserted is inserted:
             self.drop([key])
 
     def _remove(self, entry: _Entry, why: KVBridgeError) -> None:
@@ -207,9 +242,7 @@ class Shelf:
         if isinstance(message, Select):
             self._select(link, message)
         elif isinstance(message, Cancel):
-            asked = self._questions.get((link, message.xid))
-            if asked is not None:
-                self._stop_waiting(asked)
+            self._questions.cancel(link, message.xid)
         elif isinstance(message, Ask):
             present = tuple(key in self._entries for key in message.keys)
             link.send(Answer(self._channel, message.xid, present))
@@ -224,37 +257,18 @@ class Shelf:
         if entry is not None:
             self._answer(link, select, entry)
             return
-        if (link, select.xid) in self._questions:
+        if self._questions.has(link, select.xid):
             return  # it came before: the first one waits
         why = self._closed or self._tombstones.get(select.key)
-        if why is None and len(self._questions) < MAX_WAITING:
-            waiting = _Waiting(link, select)
-            self._waiting.setdefault(select.key, []).append(waiting)
-            self._questions[link, select.xid] = waiting
-            waiting.deadline = link.endpoint.after(select.wait, lambda: self._give_up(waiting))
+        if why is None and not self._questions.full:
+            self._questions.wait(link, select, self._late)
             return
         self._miss(link, select, why or KeyUnknownError("too many questions wait at this producer"))
 
-    def _give_up(self, waiting: _Waiting) -> None:
-        key = waiting.select.key
-        if waiting in self._waiting.get(key, ()):
-            self._stop_waiting(waiting)
-            self._miss(
-                waiting.link,
-                waiting.select,
-                KeyUnknownError(f"no value arrived under {key!r} within {waiting.select.wait:g} s"),
-            )
-
-    def _keep_waiting(self, key: str, kept: list[_Waiting]) -> list[_Waiting]:
-        """Let these questions wait for a key; return the others, which wait no more."""
-        over = [waiting for waiting in self._waiting.pop(key, ()) if waiting not in kept]
-        for waiting in over:
-            self._questions.pop((waiting.link, waiting.select.xid), None)
-            if waiting.deadline is not None:
-                waiting.deadline.cancel()
-        if kept:
-            self._waiting[key] = kept
-        return over
+    def _late(self, question: Question) -> None:
+        key, wait = question.select.key, question.select.wait
+        why = "its producer had no room for it" if key in self._delayed else "no value arrived"
+        self._miss(question.link, question.select, KeyUnknownError(f"{why} under {key!r} within {wait:g} s"))
 
     def _answer(self, link: Link, select: Select, entry: _Entry) -> None:
         if select.digest != entry.value.digest:
@@ -296,12 +310,7 @@ class Shelf:
 
     def _forget(self, link: Link) -> None:
         self._outboxes.pop(link, None)
-        for asked in [asked for (who, _), asked in self._questions.items() if who is link]:
-            self._stop_waiting(asked)
-
-    def _stop_waiting(self, waiting: _Waiting) -> None:
-        key = waiting.select.key
-        self._keep_waiting(key, [one for one in self._waiting.get(key, ()) if one is not waiting])
+        self._questions.forget(link)
 
     def _miss(self, link: Link, select: Select, error: KVBridgeError) -> None:
         self.counters[f"miss_{error.code}"] += 1
@@ -313,7 +322,7 @@ class Shelf:
         self._closed = KeyDroppedError("the producer's buffer was closed")
         for entry in list(self._entries.values()):
             self._remove(entry, self._closed)
-        for waiting in itertools.chain.from_iterable(self._waiting.values()):
-            self._miss(waiting.link, waiting.select, self._closed)
-        self._waiting.clear()
-        self._questions.clear()
+        for delayed in self._delayed.take_all():
+            delayed.inserted.resolve(None)
+        for question in self._questions.take_all():
+            self._miss(question.link, question.select, self._closed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -30,6 +31,27 @@ class Begin(NamedTuple):
 
     call: Callable[[], Move]
     touches: bool = False
+
+
+class Pause(Task[None]):
+    """A move that lets some time pass.
+
+    Args:
+        seconds: How long; an abort ends it at once.
+    """
+
+    result = None
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def step(self) -> MoveState:
+        """Look at the clock."""
+        return MoveState.DONE if time.monotonic() >= self._until else MoveState.WAIT
+
+    def abort(self) -> None:
+        """End at once."""
+        self._until = 0.0
 
 
 Script: TypeAlias = Generator[Begin, Any, T]

@@ -30,7 +30,7 @@ from kvbridge.connector.params import (
 )
 from kvbridge.connector.plan import ClaimOrder, LoadOrder, Plan, RemoteKey, Report, SaveOrder
 from kvbridge.connector.shunned import NO_ANSWER, Shunned
-from kvbridge.errors import ConfigError, KVBridgeError, TransferTimeoutError
+from kvbridge.errors import ConfigError, KeyUnknownError, KVBridgeError, TransferTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,6 +170,8 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
                 self.counters[f"miss_{code}"] += 1
                 if code in NO_ANSWER:
                     self._shun(wanted)
+                if code == KeyUnknownError.code and wanted.key is not None:
+                    self._plan.drops.append(wanted.key)  # it may still come: then nobody wants it any more
                 self._give_up(request_id, wanted, KVBridgeError(message))
         for claim, count in report.granted.items():
             wanted = self._wanted.get(self._claims.get(claim, ""))

@@ -96,7 +96,12 @@ class HandoffRank:
             peer_timeout=config.peer_timeout,
             secret=read_secret(config.secret_file),
         )
-        self._buffer = self._backend.open_buffer(self._endpoint, lease=config.lease, timeout=config.transfer_timeout)
+        self._buffer = self._backend.open_buffer(
+            self._endpoint,
+            lease=config.lease,
+            timeout=config.transfer_timeout,
+            patient=not config.layers,  # parts that wait for room could hold the room that others wait for
+        )
         if config.checksum:
             self._buffer = CheckedBuffer(self._buffer, self._endpoint)
         announce = self._push(self._endpoint, transfer) if config.mode != "GET" else None

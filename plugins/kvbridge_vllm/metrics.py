@@ -38,6 +38,7 @@ COUNTERS = {
     "early_parts": "Values of some layers that were handed over while their prompt was computed, summed over ranks",
     "late_parts": "Those of them that were handed over when all was computed: the engine did not tell of their layers",
     "layer_fences": "Times that a step waited until nobody read blocks of a preempted request, summed over ranks",
+    "delayed_inserts": "Values that waited for room in the engine's blocks, summed over ranks",
     "queued": "Values that were copied, so that the prefill engine had its blocks back, summed over ranks",
     "queue_full": "Values that were not copied because there was no room: they stayed in the engine's blocks",
     "taken": "Handed-over values that a decode engine took, summed over ranks",
@@ -69,6 +70,7 @@ COUNTERS = {
 GAUGES = {
     "held_values": "Handed-over values that wait for their decode request, summed over ranks",
     "held_bytes": "Bytes of these values, summed over ranks",
+    "delayed": "Values that wait for room in the engine's blocks now, summed over ranks",
     "received_values": "Values that were pushed here and wait for their decode request, summed over ranks",
     "received_bytes": "Bytes of these values, summed over ranks",
     "reuse_kept_blocks": "Blocks that can be loaded back",

@@ -67,8 +67,8 @@ def process() -> Iterator[Callable[..., Process]]:
     made: list[Process] = []
     before = set(threading.enumerate())
 
-    def make(store: SlowStore) -> Process:
-        made.append(Process(store))
+    def make(store: SlowStore, **options: Any) -> Process:
+        made.append(Process(store, **options))
         return made[-1]
 
     yield make

@@ -66,7 +66,7 @@ def test_what_a_dead_consumer_held_comes_back_and_what_it_waited_for_goes_to_ano
     consumer.do("gate", "scatter", 1)
     consumer.do("begin", "read", "drop_select", Key("read", *producer.where()), 2, NBYTES)
     consumer.do("await_gate", "scatter")
-    eventually(lambda: len(producer.buffer._shelf._waiting) == 2, 2.0, lambda: "the questions did not come")
+    eventually(lambda: len(producer.buffer._shelf._questions) == 2, 2.0, lambda: "the questions did not come")
     consumer.kill()
 
     other.take(Key("shared", *producer.where()), 1, NBYTES, verb="select")

@@ -93,9 +93,9 @@ def test_a_question_that_is_early_is_answered_or_taken_back() -> None:
     home, other = Engine(), Engine()
     with closing(other, home):
         other.ask_early(home.address(), "late", 30)
-        assert len(home._buffer._shelf._waiting) == 30
+        assert len(home._buffer._shelf._questions) == 30
         other.cancel_early(home.address(), "late", 10)
-        assert len(home._buffer._shelf._waiting) == 20
+        assert len(home._buffer._shelf._questions) == 20
         with pytest.raises(KVBridgeError):
             other.contains([home.address()], ["late"], 30, 30, 0)
         home.insert("late", 30)

@@ -9,6 +9,7 @@ import pytest
 from kvbridge.connector import handoff_scheduler
 from kvbridge.connector.plan import Report
 from kvbridge.connector.shunned import Shunned
+from kvbridge.errors import KeyUnknownError
 from tests.clock import Clock, stopped_clock
 from tests.requests import BLOCK, DIGEST, asked, handoff, scheduler, view
 
@@ -82,6 +83,16 @@ def test_a_refused_claim_is_computed_here_and_never_loaded() -> None:
     half.finished(request, [], completed=True)
     assert half.counters == {"requests": 1, "recomputed": 1, "miss_expired": 1}
     assert empty(half)
+
+
+def test_a_value_that_did_not_come_in_time_is_not_wanted_when_it_comes() -> None:
+    half, request = scheduler(), asked()
+    half.matched(request, 0)
+    (order,) = half.plan().claims
+    half.absorb(Report(refused={order.claim: (KeyUnknownError.code, "rank 0: its producer had no room for it")}))
+    plan = half.plan()
+    assert (plan.drops, plan.releases) == ([order.key], [order.claim])
+    assert half.counters["miss_unknown-key"] == 1
 
 
 def test_a_failed_load_is_counted_and_never_loaded_again() -> None:
