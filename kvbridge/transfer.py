@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvbridge.errors import CancelledError, KVBridgeError, TransferTimeoutError
 
@@ -125,6 +125,13 @@ class Transfer(Generic[T]):
                 self._wake.set()
         for callback in callbacks:
             run_callback(lambda: callback(self))  # noqa: B023 - run at once
+
+
+def failed(what: str, error: KVBridgeError) -> Transfer[Any]:
+    """Make a transfer that has failed already."""
+    transfer: Transfer[Any] = Transfer(what)
+    transfer.fail(error)
+    return transfer
 
 
 def run_callback(call: Callable[[], object]) -> None:

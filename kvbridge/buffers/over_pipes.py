@@ -16,7 +16,7 @@ from kvbridge.buffers.producer import Shelf, Value
 from kvbridge.control.messages import MAX_KEYS
 from kvbridge.errors import ClosedError, ConfigError, KVBridgeError
 from kvbridge.memory.payload import spec_of
-from kvbridge.transfer import Transfer
+from kvbridge.transfer import Transfer, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,10 +106,8 @@ class PipeBuffer(LookupBuffer):
         transfer: Transfer[list[bool]] = Transfer("asking which keys exist")
         homes = {(key.home, key.generation) for key in keys}
         if len(homes) != 1 or len(keys) > MAX_KEYS:
-            transfer.fail(
-                ConfigError(f"ask for 1 to {MAX_KEYS} keys of one home at a time; found {len(keys)} of {len(homes)}")
-            )
-            return transfer
+            found = f"found {len(keys)} of {len(homes)}"
+            return failed(transfer.what, ConfigError(f"ask for 1 to {MAX_KEYS} keys of one home at a time; {found}"))
 
         def contains() -> None:
             check_limits(keys, b"", timeout)

@@ -16,7 +16,7 @@ from kvbridge.buffers.moving import Moving
 from kvbridge.buffers.steps import Begin
 from kvbridge.errors import BusyError, ClosedError, KVBridgeError, UnsupportedError
 from kvbridge.memory.payload import check_claimed, check_destination
-from kvbridge.transfer import Transfer, run_callback
+from kvbridge.transfer import Transfer, failed, run_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,14 +52,12 @@ class StoreClaim(Claim):
 
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
         """Read the value into `out`, once. See `Claim.fill`."""
-        failed: Transfer[None] = Transfer(self._what)
         try:
             check_destination(self.spec, out, skip)
             if not self._use.acquire(blocking=False):
                 raise BusyError(f"{self._what}: the claim was filled or released before")
         except KVBridgeError as error:
-            failed.fail(error)
-            return failed
+            return failed(self._what, error)
         tracing.begin("fill", self._key, skip=skip)
         transfer = self._buffer.read(self._stored, self._what, out, skip)
         tracing.end_with("fill", self._key, transfer)

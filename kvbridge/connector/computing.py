@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvbridge.errors import ClosedError, KVBridgeError, TransferTimeoutError
 from kvbridge.threads import Loop
-from kvbridge.transfer import Transfer, cancelled
+from kvbridge.transfer import Transfer, cancelled, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -155,8 +155,8 @@ class Computing:
         try:
             begun = waiting.begin()
         except Exception as error:
-            begun = Transfer(waiting.transfer.what)
-            begun.fail(error if isinstance(error, KVBridgeError) else _internal(waiting.transfer.what, error))
+            what = waiting.transfer.what
+            begun = failed(what, error if isinstance(error, KVBridgeError) else _internal(what, error))
         with self._changed:
             waiting.begun = begun
             self._beginning = []

@@ -14,7 +14,7 @@ from kvbridge.abc.connector import Outcome, WorkerHalf
 from kvbridge.connector.durations import Durations
 from kvbridge.connector.plan import ClaimOrder, LoadOrder, Plan, RemoteKey, Report, SaveOrder
 from kvbridge.errors import BusyError, KVBridgeError, SpecMismatchError
-from kvbridge.transfer import Transfer
+from kvbridge.transfer import failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvbridge.connector.layerwise import Announce, LayerwiseSaves
     from kvbridge.memory import Pages
     from kvbridge.memory.layout import CacheLayout
+    from kvbridge.transfer import Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -147,8 +148,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         try:
             transfer = self._buffer.claim(self._key(order.key), digest=order.key.digest, timeout=self._claim_timeout)
         except KVBridgeError as error:
-            transfer = Transfer(f"claiming {order.key.id!r}")
-            transfer.fail(error)
+            transfer = failed(f"claiming {order.key.id!r}", error)
         self._claims[order.claim] = transfer
 
     def _claimed(self, claim: int, transfer: Transfer[Claim]) -> None:
@@ -179,8 +179,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
             pages = self._pages(order.block_ids)
             transfer = claim.fill(pages, order.skip)
         except KVBridgeError as error:
-            transfer = Transfer(f"loading {order.request_id}")
-            transfer.fail(error)
+            transfer = failed(f"loading {order.request_id}", error)
         self._loads[order.request_id] = _Load(claim, transfer, pages, started)
 
     def _loaded(self, request_id: str, load: _Load) -> bool:
@@ -210,8 +209,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
             else:
                 transfer = self._insert(order, pages)
         except KVBridgeError as error:
-            transfer = Transfer(f"handing over {order.request_id}")
-            transfer.fail(error)
+            transfer = failed(f"handing over {order.request_id}", error)
         self._saves[order.request_id] = (transfer, nbytes, started)
 
     def _insert(self, order: SaveOrder, pages: Pages) -> Transfer[None]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from kvbridge.abc.buffer import Claim, Key
 from kvbridge.buffers.chain import all_of
 from kvbridge.control.messages import MAX_KEYS
-from kvbridge.errors import KVBridgeError, SpecMismatchError
+from kvbridge.errors import SpecMismatchError
 from kvbridge.layers.passing_buffer import PassingBuffer
 from kvbridge.memory.pages import Pages, PagesSpec
-from kvbridge.transfer import Transfer
+from kvbridge.transfer import Transfer, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ class LayeredBuffer(PassingBuffer):
         try:
             parts = self.split(payload)
         except SpecMismatchError as error:
-            return _failed(f"inserting {key.id!r}", error)
+            return failed(f"inserting {key.id!r}", error)
         notes = [note] + [b""] * (len(parts) - 1)
         inserts = [
             self.inner.insert(one, part, digest=digest, lease=lease, note=said)
@@ -206,7 +206,7 @@ class LayeredClaim(Claim):
         try:
             parts = self._buffer.split(out)
         except SpecMismatchError as error:
-            return _failed(self._what, error)
+            return failed(self._what, error)
         fills = [claim.fill(part, skip) for claim, part in zip(self._claims, parts, strict=True)]
         return all_of(fills, self._what)
 
@@ -214,9 +214,3 @@ class LayeredClaim(Claim):
         """Give all parts back."""
         for claim in self._claims:
             claim.release()
-
-
-def _failed(what: str, error: KVBridgeError) -> Transfer[None]:
-    transfer: Transfer[None] = Transfer(what)
-    transfer.fail(error)
-    return transfer

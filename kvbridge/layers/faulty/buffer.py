@@ -11,7 +11,7 @@ from kvbridge.layers.faulty.payload import copy_of, scratch, spoil, spoil_when_f
 from kvbridge.layers.faulty.plan import Event, Faults, Kind
 from kvbridge.layers.passing_buffer import PassingBuffer
 from kvbridge.memory import spec_of
-from kvbridge.transfer import Transfer
+from kvbridge.transfer import Transfer, failed
 
 if TYPE_CHECKING:
     from kvbridge.memory import Payload, Spec
@@ -53,7 +53,7 @@ class FaultyBuffer(PassingBuffer):
         event = self._inserts.take()
         event.stall()
         if event.struck("fail"):
-            return _failed(f"inserting {key.id!r}", _injected(event))
+            return failed(f"inserting {key.id!r}", _injected(event))
         if event.struck("drop"):
             done: Transfer[None] = Transfer(f"inserting {key.id!r}")
             done.resolve(None)
@@ -66,7 +66,7 @@ class FaultyBuffer(PassingBuffer):
             if event.struck("duplicate"):
                 twin = copy_of(payload)
         except KVBridgeError as error:
-            return _failed(f"inserting {key.id!r}", error)
+            return failed(f"inserting {key.id!r}", error)
         inserted = self.inner.insert(key, payload, digest=digest, lease=lease, note=note)
         if twin is not None:
             self.inner.insert(key, twin, digest=digest, lease=lease, note=note)
@@ -78,7 +78,7 @@ class FaultyBuffer(PassingBuffer):
         event.stall()
         error = _refused(event, key)
         if error is not None:
-            return _failed(f"claiming {key.id!r}", error)
+            return failed(f"claiming {key.id!r}", error)
         claimed = self.inner.claim(key, digest=digest, take=take, timeout=timeout)
         if event.struck("duplicate"):
             self.inner.claim(key, digest=digest, take=take, timeout=timeout).on_done(_let_go)
@@ -103,7 +103,7 @@ class FaultyBuffer(PassingBuffer):
         event.stall()
         error = _refused(event, key)
         if error is not None:
-            return _failed(f"claiming {key.id!r}", error)
+            return failed(f"claiming {key.id!r}", error)
         call = self.inner.drop_select if take else self.inner.select
         filled = call(key, out, digest=digest, skip=skip, timeout=timeout)
         if event.struck("duplicate"):
@@ -158,9 +158,3 @@ def _refused(event: Event, key: Key) -> KVBridgeError | None:
 
 def _injected(event: Event) -> TransportError:
     return TransportError(f"fault injected at call {event.index}")
-
-
-def _failed(what: str, error: KVBridgeError) -> Transfer[T]:
-    transfer: Transfer[T] = Transfer(what)
-    transfer.fail(error)
-    return transfer

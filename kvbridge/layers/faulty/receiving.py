@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvbridge.abc import Offered, RecvPipe
 from kvbridge.errors import BusyError, ClosedError, EndOfPipeError, KVBridgeError, TransportError
 from kvbridge.layers.faulty.payload import fill_from, scratch, spoil_when_filled
-from kvbridge.transfer import Transfer
+from kvbridge.transfer import Transfer, failed
 
 if TYPE_CHECKING:
     from kvbridge.layers.faulty.plan import Event, Faults, Kind
@@ -150,9 +150,8 @@ class _FaultyRecv(RecvPipe):
         if message.event.struck("fail"):
             if message.copy is None:
                 self._inner.decline(offer)
-            failed: Transfer[None] = Transfer(f"receiving {offer.spec.nbytes} bytes through faults")
-            failed.fail(TransportError(f"fault injected at message {message.event.index}"))
-            return failed
+            error = TransportError(f"fault injected at message {message.event.index}")
+            return failed(f"receiving {offer.spec.nbytes} bytes through faults", error)
         filled = self._inner.accept(offer, out, skip) if message.copy is None else _copied(*message.copy, out, skip)
         if message.event.struck("truncate") or message.event.struck("corrupt"):
             return spoil_when_filled(filled, out, message.event)
