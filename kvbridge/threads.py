@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_TIMEOUT = 1.0
-"""Seconds that the end of the interpreter waits for loops that nobody stopped."""
+EXIT_TIMEOUT = 5.0
+"""Seconds that the end of the interpreter waits for loops that nobody stopped: one may be inside of a slow library."""
 
 
 class Loop:
@@ -105,11 +105,13 @@ def _stop_loops() -> None:
     process would end with SIGABRT.
     """
     deadline = time.monotonic() + EXIT_TIMEOUT
-    running = [loop for loop in list(_loops) if loop.runs]
-    for until in (0.0, deadline):  # all are told before one is waited for
-        for loop in running:
-            with contextlib.suppress(Exception):  # its owner may be half gone
-                loop.stop(max(0.0, until - time.monotonic()))
+    while running := [loop for loop in list(_loops) if loop.runs]:  # again: one that runs may have started another
+        for until in (0.0, deadline):  # all are told before one is waited for
+            for loop in running:
+                with contextlib.suppress(Exception):  # its owner may be half gone
+                    loop.stop(max(0.0, until - time.monotonic()))
+        if time.monotonic() >= deadline:
+            return
 
 
 class Pool:
