@@ -185,6 +185,7 @@ class Pool:
 
     def _wake(self) -> None:
         with self._changed:
+            self._closed = True  # it is being closed, or the interpreter ends
             self._changed.notify_all()
 
     def _drop(self, task: _Call[Any]) -> None:

@@ -123,7 +123,7 @@ def step():
 loop = Loop("forgotten", step, lambda: None, lambda: print("ended", flush=True))
 stubborn = Loop("stubborn", lambda: time.sleep(60), lambda: 1 / 0)
 pool = Pool("some", 2)
-pool.run(lambda: None)
+pool.run(lambda: None)  # its thread waits for more
 """
 
 
@@ -149,6 +149,22 @@ first = Loop("first", lambda: time.sleep(0.2), lambda: None, start)
 def test_a_loop_that_another_one_starts_at_the_end_ends_as_well() -> None:
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+POOLED = """
+import atexit, threading, time
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()], flush=True))  # after ours
+from kvbridge.threads import Pool
+
+pool = Pool("some", 2)
+task = pool.run(lambda: None)
+time.sleep(0.3)
+"""
+
+
+def test_threads_that_wait_for_calls_end_before_the_interpreter_does() -> None:
+    done = subprocess.run([sys.executable, "-c", POOLED], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['MainThread']\n", "")
 
 
 FORKS = """
