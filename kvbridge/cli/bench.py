@@ -115,8 +115,8 @@ def serve(
 
     CONNECTOR is a backend, or vllm:NixlConnector, which is vLLM's own. Without any: cpu, nixl and vllm:NixlConnector.
 
-    A backend with a pool has room for some values at a time, and the others wait: --options '{"cpu": {"capacity": "9GiB"}}'
-    holds 32 prompts of 8,192 tokens.
+    A backend with a pool has room for some values at a time, and the others wait for it:
+    --options '{"cpu": {"capacity": "9GiB"}}' holds 32 prompts of 8,192 tokens.
 
     Exit code: 0, 1 an answer was wrong, an engine failed or a file could not be written, 3 a connector cannot work
     here.
