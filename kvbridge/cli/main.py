@@ -97,8 +97,9 @@ def demo_reuse(model: str | None) -> None:
     show_default=True,
     help="What engines do when loading fails midway: vLLM's kv_load_failure_policy.",
 )
+@click.option("--options", default="", metavar="JSON", help="Options of the backend.")
 @click.option("--json", "json_file", metavar="FILE", help="Write what happened.")
-def chaos(backend: str, *, seed: int | None, requests: int, policy: str, json_file: str | None) -> None:
+def chaos(backend: str, *, seed: int | None, requests: int, policy: str, options: str, json_file: str | None) -> None:
     """Kill, stop and cut off engines under load, and see whether the promise holds.
 
     Two prefill engines, two decode engines and vllm-router serve while a schedule made of the seed strikes: kills and
@@ -109,9 +110,14 @@ def chaos(backend: str, *, seed: int | None, requests: int, policy: str, json_fi
     interrupted.
     """
     need_vllm()
-    from kvbridge_vllm.chaos.run import run  # noqa: PLC0415 - each command loads what it needs
+    from kvbridge.conformance.configuration import parse_options  # noqa: PLC0415 - each command loads what it needs
+    from kvbridge_vllm.chaos.run import run  # noqa: PLC0415 - likewise
 
-    raise SystemExit(run(backend, seed=seed, requests=requests, policy=policy, json_file=json_file))
+    try:
+        found = parse_options(options)
+    except KVBridgeError as error:
+        raise click.UsageError(str(error)) from error
+    raise SystemExit(run(backend, found, seed=seed, requests=requests, policy=policy, json_file=json_file))
 
 
 @main.command(context_settings={"ignore_unknown_options": False})

@@ -52,7 +52,7 @@ def test_the_promise_holds_and_the_one_answer_that_was_falsified_is_found(
     monkeypatch.setattr(run, "right_answers", falsified)
     before = set(descendants(os.getpid()))
     record = run.carry_out(
-        backend, seed=SEED, requests=REQUESTS, policy="recompute", logs=tmp_path, tell=lambda _: None, plain=oracle
+        backend, {}, seed=SEED, requests=REQUESTS, policy="recompute", logs=tmp_path, tell=lambda _: None, plain=oracle
     )
     found = verdict(record)
     assert len(found) == 1, found

@@ -147,15 +147,38 @@ def test_a_backend_that_does_not_exist_is_named_and_nothing_is_started() -> None
     assert "did you mean 'cpu'" in result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ("{", 2, "the backend's options are no JSON"),
+        ('{"capacitx": 1}', 3, "did you mean 'capacity'"),
+        ('{"capacity": "1PiB"}', 3, "options.capacity"),
+    ],
+)
+def test_options_that_are_wrong_are_named_and_nothing_is_started(options: str, code: int, said: str) -> None:
+    result = CliRunner().invoke(main, ["chaos", "cpu", "--seed", "1", "--options", options])
+    assert result.exit_code == code
+    assert said in result.output
+
+
+def test_the_command_that_runs_it_again_has_its_options() -> None:
+    made = record(outcome("right"))
+    made.options = {"capacity": "1MiB"}
+    console = Console(record=True, width=200)
+    show(made, console)
+    assert """--options '{"capacity": "1MiB"}'""" in console.export_text()
+    assert as_json(made)["options"] == {"capacity": "1MiB"}
+
+
 def test_a_report_that_cannot_be_written_does_not_cost_what_was_seen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(run, "carry_out", lambda *_, **__: record(outcome("right")))
     monkeypatch.setattr(run.signal, "signal", lambda *_: None)
     wanted = {"seed": 7, "requests": 1, "policy": "recompute"}
-    assert run.run("cpu", **wanted, json_file=str(tmp_path / "none" / "report.json")) == 1
+    assert run.run("cpu", {}, **wanted, json_file=str(tmp_path / "none" / "report.json")) == 1
     said = capsys.readouterr()
     assert "The promise held" in said.out
     assert "the report was not written" in said.err
-    assert run.run("cpu", **wanted, json_file=str(tmp_path / "report.json")) == 0
+    assert run.run("cpu", {}, **wanted, json_file=str(tmp_path / "report.json")) == 0
     assert json.loads((tmp_path / "report.json").read_text())["seed"] == 7

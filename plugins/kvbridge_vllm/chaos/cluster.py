@@ -16,7 +16,7 @@ from kvbridge_vllm.launch import Engine, EngineSpec, Router
 from kvbridge_vllm.launch.process import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import ExitStack
 
     from kvbridge_vllm.chaos.rules import Rule
@@ -46,22 +46,25 @@ class Cluster:
 
     Args:
         backend: Which moves KV.
+        options: The backend's.
         policy: vLLM's `kv_load_failure_policy`.
         model: Folder of the checkpoint.
         logs: Folder for logs and for the files with rules.
     """
 
-    def __init__(self, backend: str, policy: str, model: Path, logs: Path) -> None:
+    def __init__(self, backend: str, options: Mapping[str, Any], policy: str, model: Path, logs: Path) -> None:
         self._logs = logs
         self._cores = sorted(os.sched_getaffinity(0))
-        self._specs = {name: self._spec(name, backend, policy, model) for name in ENGINES}
+        self._specs = {
+            name: self._spec(name, {"backend": backend, "options": dict(options)}, policy, model) for name in ENGINES
+        }
         self._engines: dict[str, Engine] = {}
         self._stopped: set[str] = set()
         self.router: Router | None = None
         self.pids: dict[int, str] = {}
         self.shared: set[str] = set()
 
-    def _spec(self, name: str, backend: str, policy: str, model: Path) -> EngineSpec:
+    def _spec(self, name: str, moves: Mapping[str, Any], policy: str, model: Path) -> EngineSpec:
         core = self._cores[ENGINES.index(name) % len(self._cores)]
         config = {
             "kv_connector": "ChaosConnector",
@@ -69,7 +72,7 @@ class Cluster:
             "kv_role": "kv_producer" if name in PREFILL else "kv_consumer",
             "kv_load_failure_policy": policy,
             "engine_id": name,
-            "kv_connector_extra_config": {"backend": backend, **OPTIONS, OPTION: {"rules": str(self._rules(name))}},
+            "kv_connector_extra_config": {**moves, **OPTIONS, OPTION: {"rules": str(self._rules(name))}},
         }
         return EngineSpec(
             name, model, kv_transfer_config=config, cpus=str(core), extra_args=ENGINE_ARGS, port=free_port()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,6 +70,7 @@ class Record:
         struck: Every fault.
         broken: What was found beside the requests: leaks, engines that ended by themselves or did not recover.
         facts: Figures for the report.
+        options: The backend's.
     """
 
     seed: int
@@ -79,6 +80,7 @@ class Record:
     struck: list[Struck] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def judge(answer: Sequence[int], expected: Sequence[int]) -> tuple[Result, str]:

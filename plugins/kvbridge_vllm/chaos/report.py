@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import statistics
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -44,6 +46,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "seed": record.seed,
         "backend": record.backend,
         "policy": record.policy,
+        "options": dict(record.options),
         "held": not verdict(record),
         "broken": verdict(record),
         "share_right": share_right(record.outcomes),
@@ -68,6 +71,8 @@ def show(record: Record, console: Console) -> None:
     for what in found:
         console.print(f"[bold red]broken[/]: {escape(what)}", soft_wrap=True)
     again = f"kvbridge chaos {record.backend} --seed {record.seed} --policy {record.policy}"
+    if record.options:
+        again += f" --options {shlex.quote(json.dumps(dict(record.options)))}"
     word = "[bold red]The promise was broken" if found else "[bold green]The promise held"
     console.print(f"{word}[/]: {_counted(record.outcomes)}. Seed {record.seed}; again: {again}", soft_wrap=True)
 

@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack, nullcontext
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -29,7 +29,7 @@ from kvbridge_vllm.launch.checkpoints import make_checkpoint
 from kvbridge_vllm.launch.process import cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kvbridge_vllm.launch import Engine
 
@@ -48,11 +48,19 @@ ENDED = 10.0
 _INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 
 
-def run(backend: str, *, seed: int | None, requests: int, policy: str, json_file: str | None) -> int:
+def run(
+    backend: str,
+    options: Mapping[str, Any],
+    *,
+    seed: int | None,
+    requests: int,
+    policy: str,
+    json_file: str | None,
+) -> int:
     """Run `kvbridge chaos`. Returns its exit code."""
     console = Console(stderr=True, highlight=False)
     seed = random.SystemRandom().randrange(SEEDS) if seed is None else seed
-    unusable = _why_not(backend)
+    unusable = _why_not(backend, options)
     if unusable:
         console.print(unusable, markup=False, soft_wrap=True)
         return 3
@@ -62,7 +70,7 @@ def run(backend: str, *, seed: int | None, requests: int, policy: str, json_file
     try:
         with console.status("") as status:
             tell = status.update if console.is_terminal else _Lines(console).tell
-            record = carry_out(backend, seed=seed, requests=requests, policy=policy, logs=logs, tell=tell)
+            record = carry_out(backend, options, seed=seed, requests=requests, policy=policy, logs=logs, tell=tell)
     except KeyboardInterrupt:
         console.print(f"\nInterrupted; everything that was started has been stopped. Seed: {seed}", soft_wrap=True)
         return _INTERRUPTED
@@ -83,11 +91,11 @@ def _write(record: Record, file: Path, console: Console) -> bool:
     return True
 
 
-def _why_not(backend: str) -> str:
+def _why_not(backend: str, options: Mapping[str, Any]) -> str:
     """Say why a backend cannot hand KV over here; empty if it can."""
     try:
         find_backend(backend)
-        found = probe_backend(backend).probe
+        found = probe_backend(backend, options).probe
     except KVBridgeError as error:
         return str(error)
     return "" if found.ok else f"{backend}: {found.reason}"
@@ -109,6 +117,7 @@ class _Lines:
 
 def carry_out(
     backend: str,
+    options: Mapping[str, Any],
     *,
     seed: int,
     requests: int,
@@ -121,6 +130,7 @@ def carry_out(
 
     Args:
         backend: Its name.
+        options: Its options.
         seed: Of the schedule.
         requests: How many are sent.
         policy: vLLM's `kv_load_failure_policy`.
@@ -133,14 +143,14 @@ def carry_out(
         OSError: The oracle broke off.
     """
     schedule = make_schedule(seed, requests)
-    record = Record(seed, backend, policy)
+    record = Record(seed, backend, policy, options=options)
     model = plain.spec.model if plain is not None else make_checkpoint(cache_folder() / "chaos")
     makers = [lambda n, request=request: schedule.prompt(request, n) for request in schedule.requests]
     makers += [lambda n, number=number: schedule.probe(number, n) for number in range(probe_count())]
     with nullcontext(plain) if plain is not None else plain_engine(model, logs, tell) as engine:
         tell(f"oracle: answering {len(makers)} prompts")
         known = right_answers(engine, makers)
-    cluster = Cluster(backend, policy, model, logs)
+    cluster = Cluster(backend, options, policy, model, logs)
     with ExitStack() as stack:
         cluster.start_all(stack, tell)
         campaign = Campaign(schedule, known[:requests], cluster, model.name, record, tell)
