@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
+
+BATCHES = 3
+"""Times that something is done again before what it leaves behind is a leak."""
 
 
 class Resources(msgspec.Struct, frozen=True):
@@ -100,6 +103,27 @@ def growth(before: Resources, after: Resources, *, slack: dict[str, int] | None 
         files = sorted(set(now) - set(known))
         if len(files) > (slack or {}).get(name, 0):
             found[where] = files
+    return found
+
+
+def grown_each_time(act: Callable[[], None], slack: dict[str, int], times: int = 1) -> dict[str, Any]:
+    """Return what is left behind each time that something is done: that is a leak.
+
+    What is made once, when it is first needed, is none, nor is what other programs left on this machine meanwhile.
+
+    Args:
+        act: What is done.
+        slack: See `growth`.
+        times: How often it is done between two looks.
+    """
+    found: dict[str, Any] = {}
+    for _ in range(BATCHES):
+        before = resources()
+        for _ in range(times):
+            act()
+        found = growth(before, resources(), slack=slack)
+        if not found:
+            break
     return found
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvbridge.conformance import resources
 from kvbridge.conformance.catalogue import catalogue
 from kvbridge.conformance.checks import RequirementError
-from kvbridge.conformance.suite import test_backend as suite
 from kvbridge_cpu import CpuBackend
 
 NOISE = {"files in /dev/shm": ["somebody's"]}
@@ -17,7 +17,7 @@ NOISE = {"files in /dev/shm": ["somebody's"]}
 
 def judge(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, Any]) -> None:
     found = iter(looks)
-    monkeypatch.setattr(suite, "growth", lambda *_, **__: next(found))
+    monkeypatch.setattr(resources, "growth", lambda *_, **__: next(found))
     world: Any = SimpleNamespace(subject=SimpleNamespace(load=lambda: CpuBackend, options={"capacity": "1MiB"}))
     catalogue()["backend/04-probe"][0](world)
     assert not list(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -13,7 +14,7 @@ from kvbridge.capabilities import Capabilities, Mover, Probe
 from kvbridge.config import convert
 from kvbridge.conformance.checks import RequirementError, require, require_equal, require_raises, within
 from kvbridge.conformance.requirement import must
-from kvbridge.conformance.resources import growth, resources
+from kvbridge.conformance.resources import grown_each_time
 from kvbridge.errors import ConfigError
 from kvbridge.registry import create_backend
 
@@ -27,7 +28,6 @@ T = TypeVar("T")
 MAX_CARD = 64 << 10
 CLOSE = 2.0
 CYCLES = 10
-TURNS = 3
 
 
 def _make(world: World) -> Backend[Any]:
@@ -73,24 +73,17 @@ def test_probe(world: World) -> None:
     cls = world.subject.load()
     options = convert(cls.Options, world.subject.options, "options")
     cls.probe(options)
-    for _ in range(TURNS):  # what a probe leaves behind it leaves each time, what others leave meanwhile they do not
-        grown = _after_probes(cls, options)
-        if not grown:
-            break
-    require_equal(grown, {}, f"after {CYCLES} probes")
-    for changed in _odd_options(cls.Options, options):
-        found = _calm(partial(cls.probe, changed), f"probe({changed})")
-        require(isinstance(found, Probe) and found.reason, f"probe({changed}) returned {found!r}")
 
-
-def _after_probes(cls: type[Backend[Any]], options: Any) -> dict[str, Any]:
-    before = resources()
-    for _ in range(CYCLES):
+    def probe() -> None:
         found = cls.probe(options)
         require(isinstance(found, Probe), f"probe returned {found!r}, expected a Probe")
         require(found.ok and found.reason, f"probe said {found}, expected ok with what it found")
+
     slack = {"resident": 8 << 20, "shared": CYCLES // 2, "files": CYCLES // 2}
-    return growth(before, resources(), slack=slack)
+    require_equal(grown_each_time(probe, slack, CYCLES), {}, f"after {CYCLES} probes")
+    for changed in _odd_options(cls.Options, options):
+        found = _calm(partial(cls.probe, changed), f"probe({changed})")
+        require(isinstance(found, Probe) and found.reason, f"probe({changed}) returned {found!r}")
 
 
 def _calm(call: Callable[[], T], what: str) -> T:
@@ -217,22 +210,21 @@ def _closes(backend: Backend[Any], what: str) -> None:
 @must("backend/11-nothing-left", needs=("buffer", "tensors"))
 def test_nothing_left(world: World) -> None:
     """After close nothing is left: no thread, descriptor, child, memory, file in /dev/shm or temporary file."""
+    numbers = itertools.count()
 
-    def cycle(number: int) -> None:
+    def cycle() -> None:
+        number = next(numbers)
         one, other = world.node(name="one"), world.node(name="other")
         value = world.value(100_000)
         one.insert(f"k{number}", value)
         other.take(world.key(f"k{number}", one), value, verb="select")
         world.close()
 
-    for number in range(3):  # what a library keeps from its first use on is no leak
-        cycle(number)
-    before = resources()
-    for number in range(CYCLES):
-        cycle(3 + number)
+    for _ in range(3):  # what a library keeps from its first use on is no leak
+        cycle()
     # Other programs make files in /dev/shm, too; one a cycle is ours.
     slack = {"descriptors": 2, "tasks": 1, "resident": 24 << 20, "shared": CYCLES // 2, "files": CYCLES // 2}
-    found = growth(before, resources(), slack=slack)
+    found = grown_each_time(cycle, slack, CYCLES)
     require_equal(found, {}, f"what {CYCLES} cycles of use left behind")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from kvbridge.abc import Landing, MoveState, Transport
 from kvbridge.conformance.checks import eventually, require, require_equal, require_raises
 from kvbridge.conformance.requirement import must
-from kvbridge.conformance.resources import growth, resources
+from kvbridge.conformance.resources import BATCHES, grown_each_time
 from kvbridge.conformance.values import CANARY, Geometry, PagesValue, TensorValue
 from kvbridge.conformance.world import LATER
 from kvbridge.errors import CancelledError, HandshakeError, KVBridgeError, TransportError
@@ -34,7 +34,6 @@ HUGE = 32 << 20
 """Bytes that no thread has moved before another one has done something."""
 
 SOON = 5.0
-BATCHES = 3
 """Batches of failures of which one has to leave nothing behind."""
 
 TURNS = 20
@@ -330,16 +329,14 @@ def test_nothing_left(world: World) -> None:
         producer.await_over("e", SOON)
 
     slack = {"descriptors": TURNS // 4, "resident": 24 << 20, "shared": TURNS // 2, "files": TURNS // 2}
-    numbers = iter(range(3 + BATCHES * TURNS))
+    numbers = itertools.count()
     for _ in range(3):
         turn(next(numbers))
-    found: dict[str, Any] = {}
-    for _ in range(BATCHES):  # what is made once, when it is first needed, is no leak: the next batch does without
-        before = resources()
+
+    def turns() -> None:
         for _ in range(TURNS):
             turn(next(numbers))
         eventually(lambda: producer.stats()["bytes"] == 0, SOON, lambda: f"bytes are still held: {producer.stats()}")
-        found = growth(before, resources(), slack=slack)
-        if not found:
-            break
+
+    found = grown_each_time(turns, slack)
     require_equal(found, {}, f"what {TURNS} failures left behind, {BATCHES} times")
