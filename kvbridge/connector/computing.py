@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from kvbridge.errors import ClosedError, KVBridgeError, TransferTimeoutError
@@ -127,18 +128,15 @@ class Computing:
             waiting = self._queue[0] if self._queue and not self._closed else None
         if waiting is None:
             return
+        what = waiting.transfer.what
         try:
             if not waiting.mark.passed():
                 if time.monotonic() < waiting.deadline:
                     time.sleep(LOOK)
                     return
-                raise TransferTimeoutError(
-                    f"{waiting.transfer.what}: the device had not computed it after {MARK_TIMEOUT:g} s"
-                )
+                raise TransferTimeoutError(f"{what}: the device had not computed it after {MARK_TIMEOUT:g} s")
         except KVBridgeError as error:
-            if self._take(waiting):
-                waiting.transfer.fail(error)
-            return
+            waiting.begin = partial(failed, what, error)
         if self._take(waiting):
             self._begin(waiting)
 

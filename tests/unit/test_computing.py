@@ -11,7 +11,7 @@ import pytest
 from kvbridge.connector import computing as module
 from kvbridge.connector.computing import Computing
 from kvbridge.errors import CancelledError, ClosedError, KVBridgeError, TransferTimeoutError, TransportError
-from kvbridge.memory.cuda import Mark
+from kvbridge.memory.cuda import Mark, settle
 from tests.fake_gpu import FakeQueue
 from tests.fakes import FakeTransfer
 
@@ -225,3 +225,15 @@ def test_a_mark_is_an_event_behind_what_the_thread_has_queued(monkeypatch: pytes
     state["passed"] = RuntimeError("an illegal memory access was encountered")
     with pytest.raises(TransportError, match="cuda:1 has failed: an illegal"):
         mark.passed()
+
+
+def test_what_is_on_a_gpu_is_settled_and_host_memory_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    waited = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append("done"))
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(current_stream=lambda device: waited.append(device) or stream))
+    settle(SimpleNamespace(device="cpu"))
+    settle(object())
+    assert waited == []
+    settle(SimpleNamespace(device="cuda:1"))
+    assert waited == ["cuda:1", "done"]
