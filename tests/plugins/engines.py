@@ -91,6 +91,11 @@ def counter(engine: Engine, name: str, **labels: str) -> float:
     )
 
 
+def blocks_in_use(engine: Engine) -> float:
+    """Return the share of an engine's blocks that are taken, as of its last step."""
+    return sum(value for name, value in engine.metrics().items() if name.startswith("vllm:kv_cache_usage_perc"))
+
+
 def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> bool:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

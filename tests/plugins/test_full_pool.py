@@ -11,6 +11,7 @@ from kvbridge_vllm.launch import Engine, EngineSpec
 from tests.plugins.engines import (
     DEV_MODE,
     ENGINE_ARGS,
+    blocks_in_use,
     counter,
     decode,
     eventually,
@@ -36,10 +37,6 @@ def tight(folder: Path, checkpoint: Path) -> Iterator[Engine]:
     with Engine(spec, folder) as engine:
         engine.wait_ready(300)
         yield engine
-
-
-def blocks_in_use(engine: Engine) -> float:
-    return sum(value for name, value in engine.metrics().items() if name.startswith("vllm:kv_cache_usage_perc"))
 
 
 def test_nothing_that_was_prefilled_is_computed_again(tight: Engine, consumer: Engine, oracle: Engine) -> None:

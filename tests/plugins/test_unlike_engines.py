@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvbridge_vllm.launch import Engine, EngineSpec
-from tests.plugins.engines import counter, decode, eventually, plain, prefill, prompt, transfer_config
+from tests.plugins.engines import blocks_in_use, counter, decode, eventually, plain, prefill, prompt, transfer_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def test_a_prefill_whose_decode_never_comes_is_forgotten_after_its_lease(unlike:
 
     def blocks_are_free() -> bool:
         plain(unlike, prompt(3, seed=2), max_tokens=1)  # statistics flow with the engine's steps
-        return not sum(value for name, value in unlike.metrics().items() if "kv_cache_usage_perc" in name)
+        return not blocks_in_use(unlike)
 
     assert eventually(blocks_are_free), "the engine's blocks are still taken"
     time.sleep(LEASE + 1.5)  # no traffic
