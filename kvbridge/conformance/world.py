@@ -166,16 +166,17 @@ class World:
         """Who moves the bytes, `"producer"` or `"consumer"`, and where a fault strikes that: `"write"` or `"land"`."""
         return ("producer", "write") if self.capabilities.mover == "producer" else ("consumer", "land")
 
-    def stopped(self, when: When = "before", kind: Kind = "pause", *, always: bool = False) -> dict[str, Any]:
-        """Settings of `pair` or `linked`: the first transfer stops, or its mover dies, at a moment of its first slice.
+    def stopped(self, when: When = "before", kind: Kind = "pause", slices: int = 1) -> dict[str, Any]:
+        """Settings of `pair` or `linked`: transfers stop, or fail, or their mover dies, at a moment of a slice.
 
-        Always: at each slice of every transfer.
-
-        Before it; once it was asked for, when a backend's own threads have begun; once something came of it, when bytes
-        have moved.
+        Args:
+            when: Before it; once it was asked for, when a backend's own threads have begun; once something came of it,
+                when bytes have moved.
+            kind: What happens.
+            slices: How many slices it happens to, from the first one of the first transfer on; 0 for all.
         """
         who, where = self.moving
-        return {who: {"faults": {where: [(kind, when, 0 if always else 1)]}}}
+        return {who: {"faults": {where: [(kind, when, slices)]}}}
 
     @staticmethod
     def some(offer: Offered | None) -> Offered:

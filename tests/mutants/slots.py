@@ -332,7 +332,7 @@ class AbortsAll(Mutant):
                         one.stopping = True
 
             def slowly(move: ByAThread, source: Pages, target: Pages) -> None:
-                time.sleep(0.01)
+                time.sleep(0.5)  # so that none has ended when one is aborted, on however slow a machine
                 work(move, source, target)
 
             under_way.append(TakesAlong(source, target, slowly))
