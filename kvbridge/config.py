@@ -120,8 +120,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             to the decode engine that the router names in the request's id, as soon as that has room. `"PUT_ASYNC"`:
             the prefill engine has its blocks back when a copy is made, and the copy is pushed.
         layers: 0: all of a request's KV is one value, handed over when its prefill has ended. Else so many layers make
-            a value, handed over while the next ones are computed. Both sides need the same number. For KV in host
-            memory.
+            a value, handed over while the next ones are computed. Both sides need the same number.
         room: Bytes of host memory that each worker has for values that are pushed to it, or that it pushes.
         trace: Folder in which each process writes the life of every hand-over, for `kvbridge trace`.
         discovery: Where a router listens for engines that make themselves known; by default they do not.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kvbridge.abc import pipe
 from kvbridge.errors import BusyError, KeyDroppedError, SpecMismatchError, TransferTimeoutError
 from kvbridge.memory import Pages, Region
 from tests.nodes import Node, pattern
@@ -38,6 +39,20 @@ def test_many_tensors_of_many_sizes_arrive_in_the_order_in_which_they_were_sent(
         assert np.array_equal(recv.recv_tensor(timeout=5), pattern(seed, size))
     for transfer in sent:
         transfer.wait(5)
+
+
+def test_a_tensor_is_settled_before_it_is_sent_and_so_is_a_destination_before_it_is_filled(
+    ends: tuple[SendPipe, RecvPipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[object] = []
+    monkeypatch.setattr(pipe, "settle", settled.append)
+    source, out = pattern(1, 1000), np.zeros(1000, dtype=np.uint8)
+    with pytest.raises(TransferTimeoutError):
+        ends[0].send_tensor(source, timeout=0.01)
+    assert settled == [source]
+    ends[0].post(source)
+    assert ends[1].recv_tensor(out, timeout=5) is out
+    assert settled[1] is out
 
 
 def test_a_peek_shows_the_next_offer_and_takes_nothing(ends: tuple[SendPipe, RecvPipe]) -> None:

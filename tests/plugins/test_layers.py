@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from kvbridge.config import ConnectorConfig, HandoffConfig
+from kvbridge.memory import Region
+from kvbridge.memory.layout import CacheLayout
 from tests.plugins.engines import PREFILL_PARAMS
 from tests.unit.test_handoff_producer import prefill
 
@@ -63,3 +67,23 @@ def test_a_preempted_prompt_is_fenced_before_it_is_ordered_again() -> None:
     assert after.key != before.key
     order_layers(half, known, step({}, {"p"}))
     assert half.plan().fences == ["p"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_what_is_handed_over_by_layers_waits_for_the_gpu_that_computes_it(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    from kvbridge_vllm import handoff_rank
+
+    waits_for: list[Any] = []
+    monkeypatch.setattr(handoff_rank, "Computing", waits_for.append)
+    monkeypatch.setattr(handoff_rank, "Mark", lambda where: f"a mark in the queue of {where}")
+    monkeypatch.setattr(handoff_rank, "fingerprint", lambda *_: {})
+    monkeypatch.setattr(handoff_rank, "create_backend", MagicMock())
+    config = ConnectorConfig(backend="made up", layers=1)
+    engine = MagicMock()
+    engine.parallel_config.use_ubatching = False
+    rank = handoff_rank.HandoffRank(config, HandoffConfig(backend="made up"), engine, None, MagicMock(), MagicMock())
+    region = Region(0x1000, page_bytes=64, block_stride=64, num_blocks=8, device=device)
+    rank.register(CacheLayout((region,), groups=((0,),), layers=(("layer 0",),)), 0)
+    assert [mark and mark() for mark in waits_for] == [None if device == "cpu" else "a mark in the queue of cuda:1"]
