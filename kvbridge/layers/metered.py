@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.layers.passing import PassingHeld, PassingLanding, PassingMove, PassingTransport
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """How long calls took. For one thread.
+    """How long calls took, without what their thread waited for a core. For one thread.
 
     Attributes:
         slowest: Seconds of the slowest call, by what was called.
@@ -29,11 +30,19 @@ class Meter:
     @contextlib.contextmanager
     def time(self, what: str) -> Iterator[None]:
         """Take the time of a call."""
-        start = time.perf_counter()
+        start = time.perf_counter() - _waited()
         try:
             yield
         finally:
-            self.slowest[what] = max(self.slowest.get(what, 0.0), time.perf_counter() - start)
+            self.slowest[what] = max(self.slowest.get(what, 0.0), time.perf_counter() - _waited() - start)
+
+
+def _waited() -> float:
+    """Return the seconds that this thread was ready to run and had no core: others' doing. 0 where nobody counts."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 class MeteredTransport(PassingTransport):
