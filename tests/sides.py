@@ -41,6 +41,6 @@ def two_sides(
 def two_ends(sender: Side, receiver: Side, channel: str = "c") -> tuple[SendPipe, RecvPipe]:
     """Both ends of a pipe."""
     send = sender.backend.open_send(sender.endpoint.dial(receiver.endpoint.address).wait(5), channel)
-    inbound = receiver.endpoint._inbound
-    eventually(lambda: bool(inbound), 5, lambda: "no link came")
-    return send, receiver.backend.open_recv(next(iter(inbound.values())), channel)
+    inbound = receiver.endpoint._inbound.links
+    eventually(lambda: bool(inbound()), 5, lambda: "no link came")
+    return send, receiver.backend.open_recv(inbound()[0], channel)

@@ -18,22 +18,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvbridge.control.fences import Fences
-from kvbridge.control.handshake import check_sendable, refusal
-from kvbridge.control.link import Link, closed, lost
+from kvbridge.control.handshake import check_sendable
+from kvbridge.control.inbound import Inbound
+from kvbridge.control.link import PING_INTERVAL
 from kvbridge.control.messages import (
-    Bye,
     Fence,
     Fenced,
-    Hello,
     Identity,
     Message,
-    Ping,
-    Pong,
     Routed,
-    Welcome,
     decode,
 )
-from kvbridge.control.outbound import GONE_GRACE, Dial
+from kvbridge.control.outbound import Dial, Outbound
 from kvbridge.control.reactor import BUSY_POLL, Reactor
 from kvbridge.control.sockets import Sockets
 from kvbridge.errors import ClosedError, KVBridgeError
@@ -43,11 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvbridge.abc.backend import Backend
+    from kvbridge.control.link import Link
 
 logger = logging.getLogger(__name__)
-
-PING_INTERVAL = 0.5
-"""Seconds between heartbeats to a peer. They cost one small message a peer."""
 
 PEER_TIMEOUT = 6.0
 """Seconds without the sockets' heartbeats after which a peer counts as lost: its process is stopped, or the network
@@ -58,9 +52,6 @@ HUNG_FACTOR = 2.5
 
 STILL_TIMEOUT = 0.5
 """Seconds that closing waits for moves to end before the peers are told."""
-
-HANDSHAKE_TIMEOUT = 4.0
-"""Seconds within which a peer has to answer a handshake."""
 
 
 class Endpoint:
@@ -108,8 +99,8 @@ class Endpoint:
         self._services: dict[str, Callable[[Link, Routed], None]] = {}
         self._on_close: list[Callable[[KVBridgeError], None]] = []
         self._on_link: list[Callable[[Link], None]] = []
-        self._inbound: dict[bytes, Link] = {}
-        self._dials: dict[str, list[Dial]] = {}
+        self._inbound = Inbound(self, self._sockets)
+        self._outbound = Outbound(self, self._sockets)
         self._closed = False
         self._closing = threading.Lock()
         self._reactor = Reactor(self._sockets, self._received, self.here.name, self.counters)
@@ -172,7 +163,7 @@ class Endpoint:
             done.wait(timeout)
         self._closed = True
         if self._reactor.stop(timeout):
-            for pending in (self._dials, self._inbound, self._services):
+            for pending in (self._outbound, self._inbound, self._services):
                 pending.clear()
         else:
             logger.error(
@@ -186,7 +177,7 @@ class Endpoint:
     def serve(self, channel: str, handler: Callable[[Link, Routed], None]) -> None:
         """Give messages of a channel for which a link has no route to `handler`."""
         self._services[channel] = handler
-        for link in self._inbound.values():
+        for link in self._inbound.links():
             for message in link.take_early(channel):
                 handler(link, message)
 
@@ -210,55 +201,10 @@ class Endpoint:
             self.counters["malformed_messages"] += 1
             logger.warning("dropped %d bytes that are no message: %s", len(frame or b""), error)
             return
-        link = origin.received(message) if isinstance(origin, Dial) else self._inbound_message(origin, message)
+        link = origin.received(message) if isinstance(origin, Dial) else self._inbound.received(origin, message)
         if link is not None:
             link.heard = time.monotonic()
             self._route(link, message)
-
-    def _inbound_message(self, origin: bytes, message: Message) -> Link | None:
-        if isinstance(message, Hello):
-            self._greet(origin, message)
-            return None
-        link = self._inbound.get(origin)
-        if link is None:
-            if not isinstance(message, Bye):
-                self._sockets.reply(origin, Bye("unknown-link", "no handshake was made here: this is a new process"))
-            return None
-        if isinstance(message, Ping):
-            link.heard = time.monotonic()
-            link.send(Pong())
-            return None
-        if isinstance(message, Bye):
-            self._drop_inbound(origin, link, closed(link.peer.name, message))
-            return None
-        return link
-
-    def _greet(self, origin: bytes, hello: Hello) -> None:
-        refused = refusal(hello, self.here, self.backend.accepts)
-        if refused is not None:
-            self.counters["refused_handshakes"] += 1
-            logger.warning("refused the peer %s: %s %s", hello.identity.name, refused.message, refused.differences)
-            self._sockets.reply(origin, refused)
-            return
-        earlier = self._inbound.get(origin)
-        if earlier is not None:  # a second greeting on one connection starts anew
-            self._drop_inbound(origin, earlier, lost(earlier.peer.name, "it greeted anew on the same connection"))
-        link = Link(hello.identity, self, self._sockets.sender(origin, self._gone), time.monotonic())
-        self._inbound[origin] = link
-        link.send(Welcome(self.here))
-        self.came_up(link)
-
-    def _gone(self, origin: bytes) -> None:
-        """Take a link down whose connection is gone, after what its peer sent last, such as a goodbye, was read."""
-        link = self._inbound.get(origin)
-        if link is not None:
-            error = lost(link.peer.name, "its connection is gone")
-            self.after(GONE_GRACE, lambda: self._drop_inbound(origin, link, error))
-
-    def _drop_inbound(self, origin: bytes, link: Link, error: KVBridgeError, *, tell: bool = False) -> None:
-        if self._inbound.get(origin) is link:
-            del self._inbound[origin]
-        link.down(error, tell=tell)
 
     def _route(self, link: Link, message: Message) -> None:
         if isinstance(message, Fence):
@@ -287,64 +233,23 @@ class Endpoint:
     def _dial(self, address: str, generation: int, transfer: Transfer[Link]) -> None:
         if self._closed:
             transfer.fail(ClosedError(f"the endpoint {self.address} is closed"))
-            return
-        dial = self._find_dial(address, generation)
-        if dial is None:
-            try:
-                dial = Dial(self, self._sockets, address, generation, HANDSHAKE_TIMEOUT)
-            except KVBridgeError as error:
-                transfer.fail(error)
-                return
-            self._dials.setdefault(address, []).append(dial)
-        dial.ask(transfer)
+        else:
+            self._outbound.ask(address, generation, transfer)
 
     def links(self) -> list[Link]:
         """Return every link that is up, dialled by either side."""
-        return [dial.link for dial in self._all_dials() if dial.link is not None and dial.link.up] + list(
-            self._inbound.values()
-        )
+        return self._outbound.links() + self._inbound.links()
 
     def drop(self, link: Link, error: KVBridgeError) -> None:
         """Take a link down, without a word to its peer."""
-        for dial in self._all_dials():
-            if dial.link is link:
-                dial.end(error)
-        for origin, one in list(self._inbound.items()):
-            if one is link:
-                self._drop_inbound(origin, link, error)
-
-    def _find_dial(self, address: str, generation: int) -> Dial | None:
-        """Find an attempt or a link to this incarnation at this address."""
-        for dial in self._dials.get(address, ()):
-            known = dial.generation if dial.link is None else dial.link.peer.generation
-            if not dial.over and (generation == known or (generation == 0 and dial.link is not None)):
-                return dial
-        return None
-
-    def _all_dials(self) -> list[Dial]:
-        return [dial for dials in self._dials.values() for dial in dials]
-
-    def _forget_dial(self, dial: Dial) -> None:
-        self._dials[dial.address].remove(dial)
-        if not self._dials[dial.address]:
-            del self._dials[dial.address]
+        self._outbound.drop(link, error)
+        self._inbound.drop(link, error)
 
     def _beat(self) -> None:
         self.after(PING_INTERVAL, self._beat)  # first, so that it goes on whatever happens below
         now = time.monotonic()
-        for dial in self._all_dials():
-            if dial.link is not None:
-                dial.link.send(Ping())
-                if now - dial.link.heard > self.hung_after:
-                    dial.end(lost(dial.link.peer.name, f"silent for more than {self.hung_after:g} s"))
-            if dial.over:
-                self._forget_dial(dial)
-        for origin, link in list(self._inbound.items()):
-            if now - link.heard > PING_INTERVAL:  # else its pings were answered
-                link.send(Pong())
-            if now - link.heard > self.hung_after:
-                error = lost(link.peer.name, f"silent for more than {self.hung_after:g} s")
-                self._drop_inbound(origin, link, error, tell=True)
+        self._outbound.beat(now)
+        self._inbound.beat(now)
 
     def _say_goodbye(self, done: Transfer[None]) -> None:
         """Finish everything, wait until nothing moves any more, then tell the peers."""
@@ -355,10 +260,8 @@ class Endpoint:
         self._when_still(time.monotonic() + STILL_TIMEOUT, lambda: self._leave(error, done))
 
     def _leave(self, error: KVBridgeError, done: Transfer[None]) -> None:
-        for dial in self._all_dials():
-            dial.end(error, tell=True)
-        for origin, link in list(self._inbound.items()):
-            self._drop_inbound(origin, link, error, tell=True)
+        self._outbound.close(error)
+        self._inbound.close(error)
         self.fences.close()
         self._when_still(math.inf, lambda: done.resolve(None))
 

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from kvbridge.control.messages import Identity, Message, Routed
 
 
+PING_INTERVAL = 0.5
+"""Seconds between heartbeats to a peer. They cost one small message a peer."""
+
+GONE_GRACE = 0.05
+"""Seconds between the loss of a connection and that of its link: the peer's last words may not have been read yet."""
+
 MAX_EARLY = 256
 """Messages that may wait on a link for their channel to be opened."""
 
@@ -149,3 +155,8 @@ def lost(name: str, why: str) -> PeerLostError:
 def closed(name: str, bye: Bye) -> PeerClosedError:
     """Make the error for a peer that said goodbye."""
     return PeerClosedError(f"the peer {name} closed the link: {bye.message or bye.code}")
+
+
+def silent(link: Link) -> PeerLostError:
+    """Make the error for a peer whose sockets answer and who says nothing himself."""
+    return lost(link.peer.name, f"silent for more than {link.endpoint.hung_after:g} s")

@@ -1,4 +1,4 @@
-"""`Dial`: one attempt to reach a peer, from the first packet to the end of the link that came of it."""
+"""Peers that an endpoint dials. `Dial` is one attempt, from its first packet to the end of the link that came of it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from typing import TYPE_CHECKING
 
 from kvbridge.control.handshake import opinion, refused_error
-from kvbridge.control.link import Link, closed, lost
-from kvbridge.control.messages import PROTOCOL, Bye, Hello, Message, Pong, Refused, Welcome, encode
+from kvbridge.control.link import GONE_GRACE, Link, closed, lost, silent
+from kvbridge.control.messages import PROTOCOL, Bye, Hello, Message, Ping, Pong, Refused, Welcome, encode
 from kvbridge.errors import HandshakeError, KVBridgeError, PeerLostError, StaleGenerationError
 
 if TYPE_CHECKING:
     from kvbridge.control.endpoint import Endpoint
-    from kvbridge.control.sockets import Outbound, Sockets
+    from kvbridge.control.sockets import Connection, Sockets
     from kvbridge.transfer import Transfer
 
-GONE_GRACE = 0.05
-"""Seconds between the loss of a connection and that of its link: the peer's last words may not have been read yet."""
+HANDSHAKE_TIMEOUT = 4.0
+"""Seconds within which a peer has to answer a handshake."""
 
 
 class Dial:
@@ -27,24 +27,23 @@ class Dial:
         sockets: Its sockets.
         address: The peer's address.
         generation: The incarnation that is meant; 0 for any.
-        timeout: Seconds within which the peer has to answer.
 
     Raises:
         ConfigError: The address is not one.
     """
 
-    def __init__(self, endpoint: Endpoint, sockets: Sockets, address: str, generation: int, timeout: float) -> None:
+    def __init__(self, endpoint: Endpoint, sockets: Sockets, address: str, generation: int) -> None:
         self.address = address
         self.link: Link | None = None
         self.error: KVBridgeError | None = None
         self._endpoint = endpoint
         self.generation = generation
         self._waiting: list[Transfer[Link]] = []
-        self._socket: Outbound = sockets.connect(address, self)
+        self._socket: Connection = sockets.connect(address, self)
         self._socket.send(encode(Hello(PROTOCOL, endpoint.here)))
         self._connected = False
         self._mistrusted = False
-        endpoint.after(timeout, self._expire)
+        endpoint.after(HANDSHAKE_TIMEOUT, self._expire)
 
     @property
     def over(self) -> bool:
@@ -140,3 +139,73 @@ class Dial:
             self._endpoint.after(self._endpoint.hung_after, self._expire)
             return
         self.end(PeerLostError(f"nothing answered the handshake at {self.address}: the peer is not there, or hangs"))
+
+
+class Outbound:
+    """The dials of an endpoint. All methods belong to its thread.
+
+    Args:
+        endpoint: The endpoint that dials.
+        sockets: Its sockets.
+    """
+
+    def __init__(self, endpoint: Endpoint, sockets: Sockets) -> None:
+        self._endpoint = endpoint
+        self._sockets = sockets
+        self._dials: dict[str, list[Dial]] = {}
+
+    def links(self) -> list[Link]:
+        """Return every link that is up."""
+        return [dial.link for dial in self._all() if dial.link is not None and dial.link.up]
+
+    def ask(self, address: str, generation: int, transfer: Transfer[Link]) -> None:
+        """Resolve `transfer` with a link to this incarnation at this address, an existing one or a new one."""
+        dial = self._find(address, generation)
+        if dial is None:
+            try:
+                dial = Dial(self._endpoint, self._sockets, address, generation)
+            except KVBridgeError as error:
+                transfer.fail(error)
+                return
+            self._dials.setdefault(address, []).append(dial)
+        dial.ask(transfer)
+
+    def drop(self, link: Link, error: KVBridgeError) -> None:
+        """Take a link down, if it is one of these, without a word to its peer."""
+        for dial in self._all():
+            if dial.link is link:
+                dial.end(error)
+
+    def beat(self, now: float) -> None:
+        """Let peers hear that this process lives, give up those that are silent, and forget what is over."""
+        for dial in self._all():
+            if dial.link is not None:
+                dial.link.send(Ping())
+                if now - dial.link.heard > self._endpoint.hung_after:
+                    dial.end(silent(dial.link))
+            if dial.over:
+                self._forget(dial)
+
+    def close(self, error: KVBridgeError) -> None:
+        """End all dials, with a word to the peers."""
+        for dial in self._all():
+            dial.end(error, tell=True)
+
+    def clear(self) -> None:
+        """Forget all dials. For whoever knows that the endpoint's thread has ended."""
+        self._dials.clear()
+
+    def _find(self, address: str, generation: int) -> Dial | None:
+        for dial in self._dials.get(address, ()):
+            known = dial.generation if dial.link is None else dial.link.peer.generation
+            if not dial.over and (generation == known or (generation == 0 and dial.link is not None)):
+                return dial
+        return None
+
+    def _all(self) -> list[Dial]:
+        return [dial for dials in self._dials.values() for dial in dials]
+
+    def _forget(self, dial: Dial) -> None:
+        self._dials[dial.address].remove(dial)
+        if not self._dials[dial.address]:
+            del self._dials[dial.address]

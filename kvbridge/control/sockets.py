@@ -48,7 +48,7 @@ MAX_QUEUED = 10_000
 """Messages that may wait for one peer."""
 
 
-class Outbound:
+class Connection:
     """The socket of one dialled peer. Belongs to the endpoint's thread."""
 
     def __init__(self, owner: Sockets, dealer: zmq.Socket[bytes], dial: Dial) -> None:
@@ -112,7 +112,7 @@ class Sockets:
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
-        self._outbound: dict[zmq.Socket[bytes], Outbound] = {}
+        self._outbound: dict[zmq.Socket[bytes], Connection] = {}
         self._watch = Watch(self._woken.fileno())
         self._watch.add(self._router)
         self.touch = self._watch.touch
@@ -122,7 +122,7 @@ class Sockets:
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
-    def connect(self, address: str, dial: Dial) -> Outbound:
+    def connect(self, address: str, dial: Dial) -> Connection:
         """Open a socket to a peer.
 
         Raises:
@@ -133,7 +133,7 @@ class Sockets:
             raise ConfigError(f"{address!r} is not an address of the form tcp://host:port")
         dealer = self._open()
         try:
-            outbound = Outbound(self, dealer, dial)
+            outbound = Connection(self, dealer, dial)
         except zmq.ZMQError as error:
             dealer.close(linger=0)
             raise _no_room(error) from error
@@ -148,7 +148,7 @@ class Sockets:
         self._watch.add(outbound.monitor)
         return outbound
 
-    def forget(self, outbound: Outbound, dealer: zmq.Socket[bytes]) -> None:
+    def forget(self, outbound: Connection, dealer: zmq.Socket[bytes]) -> None:
         """Stop polling a peer's socket that is about to be closed."""
         for watched in (dealer, outbound.monitor):
             self._outbound.pop(watched, None)
@@ -216,7 +216,7 @@ class Sockets:
             self.touch(self._router)  # there may be more
         return frames
 
-    def _read_outbound(self, outbound: Outbound, ready: zmq.Socket[bytes]) -> list[tuple[bytes | Dial, bytes | None]]:
+    def _read_outbound(self, outbound: Connection, ready: zmq.Socket[bytes]) -> list[tuple[bytes | Dial, bytes | None]]:
         frames: list[tuple[bytes | Dial, bytes | None]] = []
         for _ in range(MAX_FRAMES_PER_POLL):
             try:

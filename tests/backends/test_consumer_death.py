@@ -73,7 +73,7 @@ def test_what_a_dead_consumer_held_comes_back_and_what_it_waited_for_goes_to_ano
     with pytest.raises(KeyConsumedError):
         other.take(Key("claimed", *producer.where()), 0, NBYTES)
     await_death(producer)
-    assert all(link.up for link in producer.endpoint._inbound.values())
+    assert all(link.up for link in producer.endpoint._inbound.links())
     for name in ("late", "later"):
         producer.insert(name, 4, NBYTES)
         other.take(Key(name, *producer.where()), 4, NBYTES)

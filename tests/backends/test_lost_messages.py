@@ -15,7 +15,7 @@ import pytest
 
 from kvbridge.abc import Key
 from kvbridge.buffers import producer as shelf
-from kvbridge.control import endpoint
+from kvbridge.control import outbound
 from kvbridge.control.endpoint import Endpoint
 from kvbridge.control.messages import decode
 from kvbridge.errors import KVBridgeError
@@ -84,7 +84,7 @@ class Lossy:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "VALID", 0.6)
-    monkeypatch.setattr(endpoint, "HANDSHAKE_TIMEOUT", 0.5)
+    monkeypatch.setattr(outbound, "HANDSHAKE_TIMEOUT", 0.5)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_who_does_not_is_kept_out_and_told(here: str, there: str) -> None:
         assert time.monotonic() - started < SOON
         print(found.value)
         assert producer.endpoint.counters["malformed_messages"] == 0
-        assert not producer.endpoint._inbound
+        assert not producer.endpoint._inbound.links()
         assert producer.buffer.stats()["entries"] == 1
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvbridge.abc import Key
-from kvbridge.control import endpoint
+from kvbridge.control import outbound
 from kvbridge.errors import KeyUnknownError, KVBridgeError, PeerLostError, StaleGenerationError, TransferTimeoutError
 from tests.nodes import MIB, Node
 
@@ -50,7 +50,7 @@ def test_the_deadline_of_a_claim_holds_while_its_producer_is_stopped(
 def test_handshake_and_transfer_with_a_stopped_producer_end_by_their_own_deadlines(
     peer: Callable[..., Peer], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "HANDSHAKE_TIMEOUT", 0.5)
+    monkeypatch.setattr(outbound, "HANDSHAKE_TIMEOUT", 0.5)
     producer, consumer = peer(), node(timeout=0.5)
     producer.do("gate", "gather", 1)
     producer.do("begin_insert", "i", "k", 1, 8 * MIB)

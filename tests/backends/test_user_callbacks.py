@@ -9,6 +9,7 @@ import pytest
 
 from kvbridge.abc import Key
 from kvbridge.control import endpoint as endpoint_module
+from kvbridge.control import inbound
 from kvbridge.control.messages import Ask
 from kvbridge.errors import KeyDroppedError, PeerLostError
 from tests.fake_peer import FakePeer
@@ -29,7 +30,8 @@ def raising(_: Transfer[Any]) -> None:
 @pytest.fixture
 def fast(pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fast heartbeats, and little patience with who does not answer them."""
-    monkeypatch.setattr(endpoint_module, "PING_INTERVAL", 0.2)
+    for module in (endpoint_module, inbound):
+        monkeypatch.setattr(module, "PING_INTERVAL", 0.2)
     for one in pair:
         one.endpoint.hung_after = 0.7
 

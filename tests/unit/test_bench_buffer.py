@@ -117,7 +117,7 @@ def test_a_crowd_takes_as_many_peers() -> None:
         home.insert("held", 20)
         home.insert("new", 40)
         many.call("join", home.address(), 30)
-        assert len(home._endpoint._inbound) == 30
+        assert len(home._endpoint._inbound.links()) == 30
         assert len({link.peer.name for link in home._endpoint.links()}) == 30
         many.call("ask", "held", 20, 1200)
         many.call("take", "new", 40, 8)
@@ -148,7 +148,7 @@ def test_peers_of_a_crowd_stay_alive_while_nobody_asks(monkeypatch: pytest.Monke
         spent = home.idle(6 * crowd.PING_INTERVAL)
         assert spent.cpu >= 0
         assert 1 <= spent.beats <= 7
-        assert len(home._endpoint._inbound) == 5
+        assert len(home._endpoint._inbound.links()) == 5
 
 
 class Broken(Served):

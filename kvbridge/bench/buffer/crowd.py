@@ -17,7 +17,7 @@ from kvbridge.bench.buffer.engine import BATCH, DEADLINE, PATIENCE, VALUE, more_
 from kvbridge.bench.buffer.still import Still
 from kvbridge.bench.remote import Served
 from kvbridge.buffers.over_pipes import CHANNEL
-from kvbridge.control.endpoint import PING_INTERVAL
+from kvbridge.control.link import PING_INTERVAL
 from kvbridge.control.messages import (
     PROTOCOL,
     Answer,

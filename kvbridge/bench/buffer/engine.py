@@ -14,7 +14,8 @@ import numpy as np
 from kvbridge.abc import Key
 from kvbridge.bench.buffer.still import Still, StillOptions
 from kvbridge.bench.remote import Served
-from kvbridge.control.endpoint import PING_INTERVAL, Endpoint
+from kvbridge.control.endpoint import Endpoint
+from kvbridge.control.link import PING_INTERVAL
 from kvbridge.errors import CancelledError, KVBridgeError
 
 if TYPE_CHECKING:
