@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge import tracing
 from kvbridge.abc.buffer import Claim
-from kvbridge.control.incoming import Inbox
+from kvbridge.control.inbox import Inbox
 from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Offer, Routed, Select
 from kvbridge.errors import KVBridgeError, ProtocolError, TransferTimeoutError, from_code
 from kvbridge.memory.payload import check_destination

@@ -17,7 +17,6 @@ from kvbridge.control.messages import Answer, Ask, Cancel, Drop, Miss, Routed, S
 from kvbridge.control.outgoing import Outbox
 from kvbridge.errors import (
     BindingMismatchError,
-    CapacityError,
     DuplicateKeyError,
     KeyConsumedError,
     KeyDroppedError,
@@ -117,20 +116,14 @@ class Shelf:
             inserted.fail(DuplicateKeyError(f"the key {key!r} has a live value, which stays: use a new id"))
             return
         self._tombstones.discard(key)
-        new = Delayed(value, payload, time.monotonic() + lease, inserted, CapacityError("others wait before it"))
-        waits = self._patient and self._may_fit(value.spec.nbytes)
+        new = Delayed(value, payload, time.monotonic() + lease, inserted)
+        if self._patient and self._may_fit(value.spec.nbytes):
+            if self._delayed.put(new, lease):
+                self.counters["delayed_inserts"] += 1
+                tracing.mark("waits for room", key, **tracing.why(new.why))
+            return
         try:
-            if waits and len(self._delayed):
-                raise new.why
             self._enter(new)
-        except CapacityError as error:
-            if not waits:
-                self._refuse(new, error)
-                return
-            new.why = error
-            self.counters["delayed_inserts"] += 1
-            tracing.mark("waits for room", key, **tracing.why(error))
-            self._delayed.put(new, lease)
         except KVBridgeError as error:
             self._refuse(new, error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvbridge.errors import CapacityError, KVBridgeError
@@ -37,7 +37,7 @@ class Delayed:
     payload: Payload
     expires: float
     inserted: Transfer[None]
-    why: KVBridgeError
+    why: KVBridgeError = field(default_factory=lambda: CapacityError("others wait before it"))
     lapsing: Timer | None = None
 
 
@@ -69,12 +69,19 @@ class RoomQueue:
         """Return a value that waits, if it does."""
         return self._waiting.get(key)
 
-    def put(self, delayed: Delayed, lease: float) -> None:
-        """Let a value wait at the end of the queue, for `lease` seconds at most."""
-        key = delayed.value.key
-        self._waiting[key] = delayed
-        delayed.lapsing = self._endpoint.after(lease, lambda: self._lapse(key))
+    def put(self, new: Delayed, lease: float) -> bool:
+        """Take a value in, or let it wait where there is no room, or others wait: for `lease` seconds at most.
+
+        Returns:
+            Whether it waits.
+        """
+        if not self._waiting and self._try(new):
+            return False
+        key = new.value.key
+        self._waiting[key] = new
+        new.lapsing = self._endpoint.after(lease, lambda: self._lapse(key))
         self._look_again()
+        return True
 
     def take(self, key: str) -> Delayed | None:
         """Take a value out of the queue; None if it is not in it."""
@@ -98,16 +105,21 @@ class RoomQueue:
 
     def _look(self) -> None:
         self._timer = None
-        while self._waiting:
-            key, first = next(iter(self._waiting.items()))
-            try:
-                self._enter(first)
-            except CapacityError as error:
-                first.why = error
-                break
-            except KVBridgeError as error:
-                self.take(key)
-                self._refuse(first, error)
-            else:
-                self.take(key)
+        while self._waiting and self._try(next(iter(self._waiting.values()))):
+            pass
         self._look_again()
+
+    def _try(self, new: Delayed) -> bool:
+        """Take a value in, or refuse it. Returns False if it has to wait."""
+        refusal: KVBridgeError | None = None
+        try:
+            self._enter(new)
+        except CapacityError as error:
+            new.why = error
+            return False
+        except KVBridgeError as error:
+            refusal = error
+        self.take(new.value.key)
+        if refusal is not None:
+            self._refuse(new, refusal)
+        return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc.pipe import Offered, RecvPipe, SendPipe
 from kvbridge.control.attempt import hold
-from kvbridge.control.incoming import Inbox, Incoming
+from kvbridge.control.inbox import Inbox
 from kvbridge.control.messages import End
 from kvbridge.control.outgoing import Outbox
 from kvbridge.errors import BusyError, ClosedError, KVBridgeError, PeerLostError, PipeBrokenError
@@ -17,6 +17,7 @@ from kvbridge.transfer import Transfer, run_callback
 
 if TYPE_CHECKING:
     from kvbridge.abc.backend import Transport
+    from kvbridge.control.incoming import Incoming
     from kvbridge.control.link import Link
     from kvbridge.memory import Payload, Spec
 
