@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvbridge.errors import UnsupportedError
 from kvbridge.memory import Pages
 from kvbridge.memory.copying import Slice, slices
+from kvbridge.memory.cuda import is_cuda
 from kvbridge_nccl import cuda
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def cut(payload: Payload, most: int) -> Iterator[tuple[Chunk | cuda.CudaChunk, b
     Raises:
         UnsupportedError: Some of its pages are in GPU memory, others are not.
     """
-    chunks = cuda.cut(payload, most) if cuda.is_cuda(payload) else _cut(payload, most)
+    chunks = cuda.cut(payload, most) if is_cuda(payload) else _cut(payload, most)
     chunk = next(chunks)
     for following in chunks:
         yield chunk, False

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from kvbridge_nccl.staging import Staging
 
 
-def is_cuda(payload: Payload) -> bool:
-    """Whether a value is in GPU memory."""
-    return str(getattr(payload, "device", "cpu")).startswith("cuda")
-
-
 @dataclass(frozen=True)
 class _Part:
     """Rows of a region, or bytes of a tensor."""

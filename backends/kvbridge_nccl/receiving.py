@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.abc import Landing
 from kvbridge.errors import ClosedError, KVBridgeError, PeerLostError, ProtocolError
+from kvbridge.memory.cuda import is_cuda
 from kvbridge.threads import Loop
 from kvbridge.transfer import cancelled
 from kvbridge_nccl import library
 from kvbridge_nccl.card import Wanted
 from kvbridge_nccl.chunks import largest
-from kvbridge_nccl.cuda import is_cuda
 from kvbridge_nccl.half import Half
 from kvbridge_nccl.staging import Staging
 

@@ -94,13 +94,17 @@ def device_slices(pages: Pages, max_bytes: int, skip: int = 0) -> Iterator[Devic
         yield DeviceSlice(start, len(ids) * region.page_bytes, rows[region.identity], ids)
 
 
+def is_cuda(payload: Any) -> bool:
+    """Whether a tensor, or `Pages`, are in GPU memory."""
+    return str(getattr(payload, "device", "cpu")).startswith("cuda")
+
+
 def settle(payload: Any) -> None:
     """Wait for what the calling thread has queued on the GPU of a payload; with host memory there is nothing."""
-    device = str(getattr(payload, "device", "cpu"))
-    if device.startswith("cuda"):
+    if is_cuda(payload):
         import torch  # noqa: PLC0415 - likewise
 
-        torch.cuda.current_stream(device).synchronize()
+        torch.cuda.current_stream(payload.device).synchronize()
 
 
 class Mark:
