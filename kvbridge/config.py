@@ -218,6 +218,7 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
         value = getattr(config, name)
         if not low <= value <= high:
             raise ConfigError(f"{path}.{name}: found {value}, expected {low} to {high}")
+    parse_bytes(config.room, f"{path}.room")
     if not (is_loopback(config.host) or config.secret_file or config.insecure):
         raise ConfigError(
             f"{path}.host: other machines reach {config.host!r}, and nobody would be asked who he is; name a "
@@ -257,12 +258,23 @@ def _with_tiers(values: Mapping[str, Any], path: str) -> Mapping[str, Any]:
             raise ConfigError(f"{where}.{wrong[0]}: this is an option {which} only")
         if index and "backend" not in tier:
             raise ConfigError(f"{where}.backend: missing; a tier below the first names a store")
-        if checked.timeout <= 0 or checked.retry <= 0 or checked.failures < 1 or checked.min_tokens < 1:
-            raise ConfigError(f"{where}: timeout, retry, failures and min_tokens are positive numbers")
+        _check_numbers(checked, where)
     if tiers[0].get("share"):
         _check_shared(tiers, f"{path}.reuse")
     found["reuse"] = tiers
     return found
+
+
+def _check_numbers(tier: TierConfig, where: str) -> None:
+    for name, least, most in (
+        ("timeout", 1e-3, 86400),
+        ("retry", 1e-3, 86400),
+        ("failures", 1, 1 << 31),
+        ("min_tokens", 1, 1 << 40),
+    ):
+        value = getattr(tier, name)
+        if not least <= value <= most:  # as with a NaN
+            raise ConfigError(f"{where}.{name}: found {value}, expected {least} to {most}")
 
 
 def _check_shared(tiers: list[dict[str, Any]], path: str) -> None:

@@ -6,6 +6,7 @@ failure. That is the abort barrier: whoever sees `poll()` return true owns his m
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -91,7 +92,8 @@ class Transfer(Generic[T]):
         with self._lock:
             cancel, self._cancel = (None, self._cancel) if self.poll() else (self._cancel, None)
         if cancel is not None:
-            cancel()
+            with contextlib.suppress(KVBridgeError):  # whoever would end it is closed: closing ends it
+                cancel()
 
     def on_done(self, callback: Callable[[Transfer[T]], None]) -> None:
         """Call `callback(self)` once finished, on the finishing thread; at once if it is finished already."""

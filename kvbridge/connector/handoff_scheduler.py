@@ -150,10 +150,12 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
     def allocated(self, request: RequestView, block_ids: Sequence[int], local_tokens: int, tokens: int) -> None:
         """Order the load into the blocks that the engine allocated."""
         wanted = self._wanted.get(request.id)
-        if wanted is None or wanted.state is not State.CLAIMED or wanted.key is None:
+        if wanted is None or wanted.key is None:
             return
-        if tokens == 0:
+        if tokens == 0 and wanted.state in (State.CLAIMING, State.CLAIMED):  # vLLM does not wait for every request
             self._forget_claim(request.id, wanted, "not_used")
+            return
+        if wanted.state is not State.CLAIMED:
             return
         skip = local_tokens // self._settings.block_size
         blocks = -(-wanted.tokens // self._settings.block_size)

@@ -79,10 +79,28 @@ class Copies:
             self._reading.setdefault(block, set()).add(number)
         plan.saves.append(CopyOrder(number, blocks, tuple(slot for _, slot in places)))
 
-    def load(self, plan: ReusePlan, request_id: str, keys: Sequence[bytes], blocks: tuple[int, ...]) -> int:
-        """Order keys to be copied into a request's blocks. Returns the number of the order."""
+    def load(
+        self, plan: ReusePlan, request_id: str, keys: Sequence[bytes], blocks: tuple[int, ...], held: list[Place]
+    ) -> int:
+        """Order keys to be copied into a request's blocks.
+
+        Args:
+            plan: Of the step.
+            request_id: Whose blocks they are.
+            keys: What is wanted.
+            blocks: Where to.
+            held: Places that are pinned for it already. If they are those of the keys, their pins are the order's.
+
+        Returns:
+            The number of the order.
+        """
         number = next(self._numbers)
-        places = self._catalog.pin(keys)  # fewer than keys: every rank says that it failed, and why
+        if [place.key for place in held[: len(keys)]] == list(keys):
+            places = held[: len(keys)]
+            del held[: len(keys)]
+            self._catalog.use(places)
+        else:
+            places = self._catalog.pin(keys)  # fewer than keys: every rank says that it failed, and why
         self._jobs[number] = _Job(places, blocks, self._ranks, request_id)
         self._loading.update(place.key for place in places)
         plan.loads.append(CopyOrder(number, blocks, tuple(slot for _, slot in places), request_id))

@@ -44,6 +44,7 @@ class _Request:
     blocks: list[int] = field(default_factory=list)
     saved: int = 0
     load: int = 0
+    computing: bool = False
     barred: bool = False
     asked: bool = False
     held: list[Place] = field(default_factory=list)
@@ -121,18 +122,18 @@ class ReuseScheduler:
 
     def allocated(self, view: ReusableRequest, block_ids: Sequence[int], local_tokens: int, tokens: int) -> None:
         """Take note of a request's blocks, and order the load of `tokens` after the first `local_tokens`."""
+        first, size = local_tokens // self._settings.block_size, self._settings.block_size
+        self._copies.fence(self._plan, block_ids[first:])
         request = self._known(view)
         if request is None:
             return
-        request.blocks, request.saved = list(block_ids), 0
-        first, size = local_tokens // self._settings.block_size, self._settings.block_size
-        self._copies.fence(self._plan, block_ids[first:])
+        request.blocks, request.saved, request.computing = list(block_ids), 0, False
         if request.asked:
             self._count(request, first, tokens // size)
         if tokens and not request.load:
             last = first + tokens // size
             request.load = self._copies.load(
-                self._plan, view.id, request.keys[first:last], tuple(request.blocks[first:last])
+                self._plan, view.id, request.keys[first:last], tuple(request.blocks[first:last]), request.held
             )
         request.asked = False
         self._let_go(request)
@@ -155,8 +156,10 @@ class ReuseScheduler:
         size = self._settings.block_size
         for now in progress:
             request = self._requests.get(now.request_id)
-            if request is None:
+            if request is None:  # what it writes to may still be copied for another one
+                self._copies.fence(self._plan, now.blocks)
                 continue
+            request.computing = True
             if now.anew:
                 request.blocks = list(now.blocks)
             elif now.blocks:
@@ -170,8 +173,11 @@ class ReuseScheduler:
             self.tiers.fill(self._plan)
         self._copies.tell_of_evictions()
 
-    def finished(self, request_id: str, block_ids: Sequence[int], computed: int) -> bool:
+    def finished(self, request_id: str, block_ids: Sequence[int], computed: int, *, failed: bool = False) -> bool:
         """Take note that a request ended, with `computed` tokens of KV in its blocks.
+
+        They count only if a step has computed something for it: before that the engine says of a load, whoever makes
+        it, that its tokens are there as soon as it has blocks for them, and it may have failed or been cut short.
 
         Returns:
             Whether its load is still under way, and will be reported as received.
@@ -183,10 +189,12 @@ class ReuseScheduler:
             return False
         self._let_go(request)
         if request.load:
+            self.counters["failed_loads"] += failed  # with vLLM's policy "fail" it ends before its load is reported
             self._plan.cancels.append(request.load)
             return True
-        request.blocks = list(block_ids)
-        self._save(request, computed)
+        if request.computing:
+            request.blocks = list(block_ids)
+            self._save(request, computed)
         return False
 
     def received(self, request_id: str, *, failed: bool) -> None:

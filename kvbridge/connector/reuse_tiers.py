@@ -124,7 +124,7 @@ class TierPlanner:
     def _timed_out(self, search: Search) -> None:
         search.over = True
         self.counters["timeouts"] += 1
-        if search.tier < len(self._tiers):
+        if search.job and search.tier < len(self._tiers):  # else it was not asked: another request saves the block
             self._failed(search.tier, "no answer in time")
 
     # -- what comes and goes ----------------------------------------------------------------------------------

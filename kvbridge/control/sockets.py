@@ -10,6 +10,7 @@ import contextlib
 import re
 import socket
 import time
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import zmq
@@ -128,9 +129,13 @@ class Sockets:
         Raises:
             ConfigError: The address is not one.
         """
-        found = re.fullmatch(r"tcp://[^\s/]+:(\d{1,5})", address)
-        if found is None or not 0 < int(found[1]) < 1 << 16:
+        found = re.fullmatch(r"tcp://([^\s/]+):(\d{1,5})", address)
+        if found is None or not 0 < int(found[2]) < 1 << 16:
             raise ConfigError(f"{address!r} is not an address of the form tcp://host:port")
+        if not _is_numeric(found[1]):
+            raise ConfigError(
+                f"{address!r} has a name in it, expected an IP address: all peers wait while one is looked up"
+            )
         dealer = self._open()
         try:
             outbound = Connection(self, dealer, dial)
@@ -256,6 +261,14 @@ class Sockets:
         sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         sock.setsockopt(zmq.SNDHWM, MAX_QUEUED)
         sock.setsockopt(zmq.RCVHWM, MAX_QUEUED)
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+    except ValueError:
+        return False
+    return True
 
 
 def _no_room(error: zmq.ZMQError) -> CapacityError:

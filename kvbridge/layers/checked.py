@@ -58,11 +58,11 @@ class CheckedBuffer(WorkingBuffer):
         """
         current: list[Transfer[None] | _Summing] = []
 
-        def cancel() -> None:
+        def stop() -> None:
             if isinstance(current[-1], Transfer):
                 current[-1].cancel()
             else:
-                self._endpoint.call_soon(lambda: summing.stop(cancelled(transfer.what)))
+                summing.stop(cancelled(transfer.what))
 
         def summed(sums: bytes) -> None:
             head = HEAD.pack(MARK, len(sums) // SUM_BYTES)
@@ -75,7 +75,7 @@ class CheckedBuffer(WorkingBuffer):
             current.append(inserted)
             inserted.on_done(lambda done: done.hand_on(transfer))
 
-        transfer: Transfer[None] = Transfer(f"inserting {key.id!r}", cancel)
+        transfer: Transfer[None] = Transfer(f"inserting {key.id!r}", lambda: self._endpoint.call_soon(stop))
         summing = _Summing(payload, transfer, summed, key.id)
         current.append(summing)
         self._start(summing)
@@ -219,13 +219,15 @@ class _Summing:
             summed, self._summed = self._summed, None
             summed(bytes(self._sums))
         except KVBridgeError as error:
-            self.stop(error)
+            self._summed = None
+            self.transfer.fail(error)
         return None
 
     def stop(self, error: KVBridgeError) -> None:
-        """End, unless it has."""
-        self._summed = None
-        self.transfer.fail(error)
+        """End, unless all is read: what became of it then has its own end."""
+        if self._summed is not None:
+            self._summed = None
+            self.transfer.fail(error)
 
 
 def _split(note: bytes, what: str) -> tuple[bytes, bytes]:

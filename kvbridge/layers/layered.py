@@ -17,6 +17,7 @@ from kvbridge.control.messages import MAX_KEYS
 from kvbridge.errors import SpecMismatchError
 from kvbridge.layers.passing_buffer import PassingBuffer
 from kvbridge.memory.pages import Pages, PagesSpec
+from kvbridge.memory.payload import check_destination
 from kvbridge.transfer import Transfer, failed
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ class LayeredClaim(Claim):
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
         """Fill from all parts; where one fails the others are cancelled. See `Claim.fill`."""
         try:
+            check_destination(self.spec, out, skip)
             parts = self._buffer.split(out)
         except SpecMismatchError as error:
             return failed(self._what, error)

@@ -145,7 +145,10 @@ class _Copy:
             return
         inserted = self._hand_on(packed_pages(self._block.memory, self._spec))
         inserted.on_done(lambda _: self._block.release())
-        self._endpoint.call_soon(lambda: self._taken(inserted))  # by then it was taken, or refused
+        try:
+            self._endpoint.call_soon(lambda: self._taken(inserted))  # by then it was taken, or refused
+        except KVBridgeError as error:
+            self.transfer.fail(error)
 
     def _taken(self, inserted: Transfer[None]) -> None:
         if inserted.error is not None:  # such as a duplicate

@@ -83,6 +83,10 @@ class Catalog(ABC):
     def hold(self, keys: Iterable[bytes]) -> list[Place]:
         """Pin those keys that are here, without counting that as a use."""
 
+    def use(self, places: Sequence[Place]) -> None:
+        """Count a use of what is held. For catalogs that are shared."""
+        del places
+
     @abstractmethod
     def unpin(self, places: Iterable[Place]) -> None:
         """Give pins back, each once."""

@@ -107,10 +107,14 @@ class SharedCatalog(Catalog):
     def pin(self, keys: Sequence[bytes]) -> list[Place]:
         """Use keys: they stay until `unpin`. Returns places of those that are here."""
         places = self.hold(keys)
+        self.use(places)
+        return places
+
+    def use(self, places: Sequence[Place]) -> None:
+        """Count a use of what is held."""
         now = time.monotonic_ns()
         for index, (_, slot) in enumerate(places):
             self._table.used[slot] = now - index  # the start of a prefix is used last
-        return places
 
     def hold(self, keys: Iterable[bytes]) -> list[Place]:
         """Pin those keys that are here, without counting that as a use. None while somebody else is at the table."""

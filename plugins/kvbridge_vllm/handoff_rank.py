@@ -102,6 +102,8 @@ class HandoffRank:
             timeout=config.transfer_timeout,
             patient=not config.layers,  # parts that wait for room could hold the room that others wait for
         )
+        if config.mode == "PUT_ASYNC" and transfer.is_kv_producer:
+            self._buffer = QueuedBuffer(self._buffer, self._endpoint, HostPool(self._room()))
         if config.checksum:
             self._buffer = CheckedBuffer(self._buffer, self._endpoint)
         announce = self._push(self._endpoint, transfer) if config.mode != "GET" else None
@@ -135,13 +137,12 @@ class HandoffRank:
 
     def _push(self, endpoint: Endpoint, transfer: Any) -> Announce:
         """Put what pushes values, and takes what is pushed, around the buffer."""
-        config = self._config
-        size = parse_bytes(config.room, "kv_connector_extra_config.room")
-        if config.mode == "PUT_ASYNC" and transfer.is_kv_producer:
-            self._buffer = QueuedBuffer(self._buffer, endpoint, HostPool(size))
-        room = HostPool(size) if transfer.is_kv_consumer else None
-        self._buffer = pushing = PushingBuffer(self._buffer, endpoint, room, lease=config.lease)
+        room = HostPool(self._room()) if transfer.is_kv_consumer else None
+        self._buffer = pushing = PushingBuffer(self._buffer, endpoint, room, lease=self._config.lease)
         return pushing.announce
+
+    def _room(self) -> int:
+        return parse_bytes(self._config.room, "kv_connector_extra_config.room")
 
     @property
     def layerwise(self) -> LayerwiseSaves | None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+KINDS = {"FullAttentionSpec", "MLAAttentionSpec"}
+"""Kinds of cache whose blocks hold the KV of their tokens as long as the request lives, and nothing else."""
+
 NULL_BLOCKS = 1
 """Block 0 is vLLM's null block: it is never moved."""
 
@@ -37,6 +40,13 @@ def refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
         raise ConfigError(
             f"KVBridgeConnector hands over one KV cache group, this model has {len(groups)} ({', '.join(kinds)}): "
             "start vLLM with --disable-hybrid-kv-cache-manager, or serve this model without disaggregation"
+        )
+    spec = groups[0].kv_cache_spec
+    kinds = sorted({type(one).__name__ for one in getattr(spec, "kv_cache_specs", {"": spec}).values()} - KINDS)
+    if kinds:
+        raise ConfigError(
+            f"KVBridgeConnector is for KV of full attention, this model has {', '.join(kinds)}: its blocks are given "
+            "up while its requests run, or hold no KV of single tokens; serve this model without the connector"
         )
 
 

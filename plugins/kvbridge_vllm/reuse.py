@@ -132,9 +132,9 @@ class ReuseSide:
         """See `ReuseScheduler.allocated`."""
         self.half.allocated(self._view(request), block_ids, local_tokens, tokens)
 
-    def finished(self, request: Any, block_ids: list[int]) -> None:
+    def finished(self, request: Any, block_ids: list[int], *, failed: bool) -> None:
         """See `ReuseScheduler.finished`."""
-        self.half.finished(request.request_id, block_ids, request.num_computed_tokens)
+        self.half.finished(request.request_id, block_ids, request.num_computed_tokens, failed=failed)
 
     def plan(self, scheduler_output: Any) -> ReusePlan:
         """Take note of what a step computes, and return its plan."""

@@ -115,12 +115,12 @@ class SchedulerSide:
         self._handed.discard(request.request_id)
         if self._layered is not None:
             self._layered.pop(request.request_id, None)
+        failed = request.status == RequestStatus.FINISHED_ERROR
         if self.reuse is not None:
-            self.reuse.finished(request, block_ids)
+            self.reuse.finished(request, block_ids, failed=failed)
         if self.handoff is None:
             return False, None
         completed = request.status in COMPLETED and request.num_computed_tokens >= request.num_prompt_tokens
-        failed = request.status == RequestStatus.FINISHED_ERROR
         return self.handoff.finished(view(request), block_ids, completed=completed, failed=failed)
 
     def plan(self, scheduler_output: Any) -> tuple[Plan, ReusePlan | None]:

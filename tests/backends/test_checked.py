@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from kvbridge.errors import (
     CorruptedError,
     KeyDroppedError,
     KeyUnknownError,
+    KVBridgeError,
     ProtocolError,
     SpecMismatchError,
 )
@@ -25,8 +28,8 @@ from kvbridge.memory import Pages, Region
 from kvbridge.memory.checksums import SUM_BYTES, block_sums
 from kvbridge_cpu import CpuBackend, CpuOptions
 from kvbridge_files import FilesOptions, FilesStore
-from tests.direct import fresh
-from tests.nodes import pattern
+from tests.direct import DirectBackend, DirectOptions, fresh
+from tests.nodes import eventually, pattern
 from tests.sides import Side, two_sides
 
 if TYPE_CHECKING:
@@ -171,6 +174,27 @@ def test_closing_ends_what_is_summed(sides: tuple[Side, Side], monkeypatch: pyte
     after = here.insert(Key("b"), pattern(1, 100))
     with pytest.raises(Exception, match="closed"):
         after.wait(5)
+
+
+@pytest.mark.parametrize("how", ["drop", "close", "cancel"])
+def test_a_source_is_its_owners_again_when_nobody_reads_it_and_not_before(how: str) -> None:
+    backends = DirectBackend(DirectOptions()), DirectBackend(DirectOptions())
+    with two_sides(*backends) as (producer, consumer):
+        here = CheckedBuffer(producer.buffer, producer.endpoint)
+        there = CheckedBuffer(consumer.buffer, consumer.endpoint)
+        reader = backends[1]
+        reader.gate.shut_after(3)
+        inserted = here.insert(Key("k"), pattern(1, 10_000))
+        selected = there.drop_select(Key("k", producer.endpoint.address), fresh(10_000), timeout=10)
+        assert reader.gate.reached.wait(5)
+        reader.stubborn = True
+        {"drop": lambda: here.drop([Key("k")]), "close": here.close, "cancel": inserted.cancel}[how]()
+        time.sleep(0.2)
+        assert not inserted.poll(), "a consumer's library is in the middle of it"
+        reader.gate.open()
+        eventually(inserted.poll, 5, lambda: "the insert never ends")
+        with contextlib.suppress(KVBridgeError):
+            selected.wait(5)
 
 
 def test_sums_of_a_part_are_the_later_sums_of_the_whole() -> None:

@@ -252,3 +252,15 @@ def test_a_claim_that_is_cancelled_when_its_first_part_comes_leaves_nothing_held
 )
 def test_none_but_the_last_part_has_fewer_layers_than_wanted(layers: list[int], each: int, expected: list[int]) -> None:
     assert part_sizes([("x",) * count for count in layers], each) == expected
+
+
+def test_a_destination_of_which_one_part_does_not_fit_is_left_alone_and_the_value_is_given_back(ends: Ends) -> None:
+    regions = tuple(Region.over(pattern(index, BLOCKS * PAGE), PAGE) for index in range(5))
+    other = (*(Region.over(np.zeros(BLOCKS * PAGE, dtype=np.uint8), PAGE) for _ in range(4)),)
+    wide = Region.over(np.zeros(BLOCKS * PAGE * 2, dtype=np.uint8), PAGE * 2)
+    inserted = ends.here.insert(Key("k"), Pages.of(regions, (1, 2)), digest=b"d")
+    with pytest.raises(SpecMismatchError):
+        ends.there.drop_select(ends.key(), Pages.of((*other, wide), (1, 2)), digest=b"d").wait(5)
+    assert not any(region.rows().any() for region in other)
+    inserted.wait(10)
+    ends.nothing_left()

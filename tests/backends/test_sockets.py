@@ -9,7 +9,7 @@ import pytest
 
 from kvbridge.abc import Key
 from kvbridge.control import sockets
-from kvbridge.errors import CapacityError, KVBridgeError
+from kvbridge.errors import CapacityError, ConfigError, KVBridgeError
 from tests.nodes import MIB, Node, eventually
 
 if TYPE_CHECKING:
@@ -53,3 +53,10 @@ def test_an_address_that_is_none_leaves_no_socket(node: Callable[..., Node]) -> 
         with pytest.raises(KVBridgeError):
             consumer.take(Key("k", address, 1), 1, MIB)
     assert not consumer.endpoint._sockets._outbound
+
+
+def test_a_name_is_not_looked_up(pair: tuple[Node, Node]) -> None:
+    """ZeroMQ would do that on the thread that all links share."""
+    for address in ("tcp://localhost:5000", "tcp://prefill.example:5000", "tcp://[::1%:5000"):
+        with pytest.raises(ConfigError, match="expected an IP address"):
+            pair[0].endpoint.dial(address).wait(5)

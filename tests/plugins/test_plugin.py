@@ -34,14 +34,18 @@ def test_the_alias_is_the_connector_under_the_name_that_routers_know() -> None:
     assert NixlConnector.__name__ == "NixlConnector"
 
 
-def _configs(groups: int = 1, **parallel: int) -> tuple[Any, Any]:
+def _configs(groups: int = 1, spec: Any = None, **parallel: int) -> tuple[Any, Any]:
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
     sizes = {
         "pipeline_parallel_size": 1,
         "decode_context_parallel_size": 1,
         "prefill_context_parallel_size": 1,
         **parallel,
     }
-    cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=object())] * groups)
+    spec = spec or FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float16)
+    cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * groups)
     return SimpleNamespace(parallel_config=SimpleNamespace(**sizes)), cache
 
 
@@ -59,6 +63,19 @@ def test_several_cache_groups_are_refused_with_a_sentence() -> None:
     refuse_unsupported(*_configs())
     with pytest.raises(ConfigError, match=r"this model has 3 .*disable-hybrid-kv-cache-manager"):
         refuse_unsupported(*_configs(groups=3))
+
+
+def test_caches_that_give_blocks_up_early_or_hold_no_kv_of_tokens_are_refused() -> None:
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec, UniformTypeKVCacheSpecs
+
+    from kvbridge_vllm.layout import refuse_unsupported
+
+    window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float16, sliding_window=64)
+    mamba = MambaSpec(block_size=4096, shapes=((4, 4),), dtypes=(torch.float16,))
+    for spec in (window, mamba, UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"layer": window})):
+        with pytest.raises(ConfigError, match=r"full attention, this model has (SlidingWindow|Mamba)Spec: "):
+            refuse_unsupported(*_configs(spec=spec))
 
 
 def test_layers_are_refused_where_a_step_is_computed_in_micro_batches() -> None:

@@ -386,3 +386,16 @@ def test_a_claim_that_became_too_short_meanwhile_is_given_back() -> None:
     assert half.matched(request, 64) == 0
     assert half.plan().releases == [claim]
     assert half.counters["too_short"] == 1
+
+
+def test_a_claim_that_the_engine_does_not_wait_for_is_given_back() -> None:
+    """As for a request with `prompt_logprobs`, which vLLM computes whatever is answered."""
+    half = scheduler()
+    request = asked()
+    assert half.matched(request, 0) is None
+    (claim,) = half.plan().claims
+    half.allocated(request, list(range(1, 9)), 0, 0)
+    assert half.plan().releases == [claim.claim]
+    half.absorb(Report(granted={claim.claim: 1}))
+    assert half.plan().empty
+    assert half.counters["not_used"] == 1

@@ -39,11 +39,17 @@ def end(one: ReuseScheduler, *, failed: bool = False) -> None:
     one.absorb(ReuseReport(dict.fromkeys(jobs, 1), dict.fromkeys(jobs, "broken") if failed else {}))
 
 
+def began(one: ReuseScheduler, name: str) -> None:
+    """Let a step begin to compute a request."""
+    one.step([Progress(name, 0, (), first=True)])
+
+
 def keep(one: ReuseScheduler, tokens: int, family: str = "f") -> None:
     view = request("keeper", tokens, family=family)
     one.matched(view, 0)
     blocks = list(range(1, 1 + tokens // SIZE))
     one.allocated(view, blocks, 0, 0)
+    began(one, "keeper")
     one.finished("keeper", blocks, tokens)
     end(one)
 
@@ -74,6 +80,7 @@ def test_nothing_is_kept_of_generated_tokens_unless_asked() -> None:
         one = half(decoded=decoded)
         view = request("r", 16, prompt=9)
         one.allocated(view, [1, 2, 3, 4], 0, 0)
+        began(one, "r")
         one.finished("r", [1, 2, 3, 4], 16)
         end(one)
         assert len(one.catalog) == blocks
@@ -154,10 +161,52 @@ def test_a_reset_is_told_once_and_of_a_save_under_way_nothing_is_told() -> None:
     keep(one, 4)
     view = request("r", 8)
     one.allocated(view, [1, 2], 0, 0)
+    began(one, "r")
     one.finished("r", [1, 2], 8)
     one.reset()
     end(one)
     assert said == ["kept 0", "cleared"]
+
+
+def test_nothing_is_kept_of_a_request_for_which_no_step_has_computed_anything() -> None:
+    """As where somebody else loads for it: the engine counts what is loaded from the first, and the load may fail."""
+    one = half()
+    view = request("r", 9)
+    assert one.matched(view, 0) == 0
+    one.allocated(view, [1, 2, 3], 0, 0)
+    one.finished("r", [1, 2, 3], 8)
+    assert one.plan().empty
+    one.matched(view, 0)
+    one.allocated(view, [1, 2, 3], 0, 0)
+    began(one, "r")
+    one.allocated(view, [4, 5, 6], 0, 0)  # it was preempted, and is loaded anew
+    one.finished("r", [4, 5, 6], 8)
+    assert one.plan().empty
+
+
+def test_a_request_that_is_refused_waits_for_copies_of_the_blocks_that_it_gets() -> None:
+    one = half()
+    view = request("a", 8)
+    one.allocated(view, [1, 2], 0, 0)
+    began(one, "a")
+    one.finished("a", [1, 2], 8)
+    (saved,) = one.plan().saves
+    refused = request("b", 8, prompt_embeds="x")
+    one.allocated(refused, [7, 1], 0, 0)
+    assert one.plan().fences == [saved.job]
+    one.step([Progress("b", 4, [2], first=False)])
+    assert one.plan().fences == [saved.job]
+
+
+def test_a_load_that_fails_is_counted_where_its_request_ends_before_it_is_reported() -> None:
+    one = half()
+    keep(one, 8)
+    one.matched(request("r", 9), 0)
+    one.allocated(request("r", 9), [5, 6, 7], 0, 8)
+    assert one.finished("r", [5, 6, 7], 8, failed=True)
+    end(one, failed=True)
+    one.received("r", failed=True)
+    assert one.counters["failed_loads"] == 1
 
 
 def test_a_load_under_way_is_cancelled_by_a_reset() -> None:

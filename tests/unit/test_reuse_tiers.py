@@ -96,6 +96,20 @@ def test_what_is_kept_goes_down_and_comes_back() -> None:
     assert below.planner.idle
 
 
+def test_a_tier_that_was_not_asked_is_not_blamed_for_an_answer_that_does_not_come() -> None:
+    below = Below(TierSettings("files"))
+    below.catalog.reserve(keys(2))  # another request's blocks, on their way into slots
+    for index in range(5):
+        below.planner.looked_up(f"r{index}", keys(2))
+        below.clock.now += 2
+        assert below.planner.looked_up(f"r{index}", keys(2)), "it does not wait any more"
+        below.planner.release(f"r{index}")
+    below.catalog.clear()
+    below.keep(keys(2, 20))
+    below.work()
+    assert below.there[0] == set(keys(2, 20)), "it is asked as before"
+
+
 def test_a_prefix_that_lies_in_two_tiers_comes_back_whole() -> None:
     below = Below(TierSettings("files"), TierSettings("far"))
     below.there = [set(keys(3)), set(keys(6))]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvbridge.errors import CancelledError, KVBridgeError, TransferTimeoutError, TransportError
+from kvbridge.buffers.chain import all_of
+from kvbridge.errors import CancelledError, ClosedError, KVBridgeError, TransferTimeoutError, TransportError
 from kvbridge.transfer import Transfer, cancelled
 
 
@@ -168,3 +169,15 @@ def test_it_shows_what_it_does_and_how_it_stands() -> None:
     transfer = Transfer("y")
     transfer.resolve(None)
     assert repr(transfer) == "<Transfer y: done>"
+
+
+def test_cancelling_what_is_closed_raises_nothing_and_the_others_of_all_are_waited_for() -> None:
+    def closed() -> None:
+        raise ClosedError("the endpoint is closed")
+
+    first, second = Transfer[None]("first", closed), Transfer[None]("second", closed)
+    whole = all_of([first, second], "both")
+    first.fail(ClosedError("over"))
+    second.fail(ClosedError("over"))
+    with pytest.raises(ClosedError):
+        whole.wait(1)
