@@ -1,6 +1,8 @@
 """A connector with faults that a test turns on and off by files in the folder KVBRIDGE_TEST_FAULTS.
 
 - `hold`: loads do not end, as far as the engine can tell.
+- `lost`: a load fails before any byte has come.
+- `mute`: nothing comes until a load is cancelled.
 - `corrupt`: one bit of what a load brought is wrong, before anything looks at it. `corrupt-1` on rank 1 alone.
 """
 
@@ -11,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbridge.connector.handoff_worker import HandoffWorker
+from kvbridge.errors import PeerLostError
 from kvbridge.layers.checked import CheckedBuffer
+from kvbridge.transfer import Transfer, cancelled, failed
 from kvbridge_vllm.connector import KVBridgeConnector
 from tests.mutants.wrapping import Buffer
 
 if TYPE_CHECKING:
     from kvbridge.abc import Claim, Key
     from kvbridge.abc.connector import Outcome
-    from kvbridge.transfer import Transfer
 
 
 def on(name: str) -> bool:
@@ -44,6 +47,11 @@ class Corrupting(Buffer):
         fill = claim.fill
 
         def spoilt(out: Any, skip: int = 0) -> Transfer[None]:
+            if on("lost"):
+                return failed("filling", PeerLostError("lost by order of a test"))
+            if on("mute"):
+                never: Transfer[None] = Transfer("filling", lambda: never.fail(cancelled("filling")))
+                return never
             transfer = fill(out, skip)
             if on("corrupt") or on(f"corrupt-{self._rank}"):
                 transfer.on_done(lambda _: _flip(out))
