@@ -11,6 +11,8 @@ from kvbridge.transfer import Transfer, cancelled
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from kvbridge.errors import KVBridgeError
+
 
 class FakeTransfer(Transfer[Any]):
     """Records a cancel; ends with it at once where `obedient`."""
@@ -35,8 +37,13 @@ class FakeClaim(Claim):
         self.spec = PagesSpec((), ())
         self.fills: list[tuple[Any, int, FakeTransfer]] = []
         self.releases = 0
+        self.gone: KVBridgeError | None = None
         self._obedient = obedient
         self._refuse = refuse
+
+    @property
+    def lost(self) -> KVBridgeError | None:
+        return self.gone
 
     def fill(self, out: Any, skip: int = 0) -> Transfer[None]:
         if self._refuse is not None:

@@ -25,6 +25,7 @@ from kvbridge.buffers.chain import fill_claim
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kvbridge.errors import KVBridgeError
     from kvbridge.memory import Payload, Spec
     from kvbridge.transfer import Transfer
 
@@ -54,6 +55,11 @@ class Claim(ABC):
 
     note: bytes = b""
     """What its producer said of it."""
+
+    @property
+    def lost(self) -> KVBridgeError | None:
+        """Why `fill` would fail by now, where that is known: the producer is gone, say. Any thread. Never blocks."""
+        return None
 
     @abstractmethod
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:

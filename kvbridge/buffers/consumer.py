@@ -40,6 +40,11 @@ class PipeClaim(Claim):
         self._incoming = incoming
         self._timeout = timeout
 
+    @property
+    def lost(self) -> KVBridgeError | None:
+        """See `Claim.lost`."""
+        return self._incoming.error
+
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
         """Move the value into `out`, once. See `Claim.fill`."""
         transfer: Transfer[None] = Transfer("filling a claim")

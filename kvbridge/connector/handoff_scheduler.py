@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CLAIMS = (State.CLAIMING, State.CLAIMED)
+"""States in which ranks may hold a value, and nothing moves."""
+
 CLAIM_GRACE = 3.0
 """Seconds beyond `claim_timeout` after which a claim that no worker reported on counts as failed."""
 
@@ -152,7 +155,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         wanted = self._wanted.get(request.id)
         if wanted is None or wanted.key is None:
             return
-        if tokens == 0 and wanted.state in (State.CLAIMING, State.CLAIMED):  # vLLM does not wait for every request
+        if tokens == 0 and wanted.state in CLAIMS:  # vLLM does not wait for every request
             self._forget_claim(request.id, wanted, "not_used")
             return
         if wanted.state is not State.CLAIMED:
@@ -168,7 +171,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         for claim, (code, message) in report.refused.items():
             request_id = self._claims.get(claim)
             wanted = self._wanted.get(request_id) if request_id is not None else None
-            if request_id is not None and wanted is not None and wanted.state is State.CLAIMING:
+            if request_id is not None and wanted is not None and wanted.state in CLAIMS:
                 self.counters[f"miss_{code}"] += 1
                 if code in NO_ANSWER:
                     self._shun(wanted)
@@ -211,7 +214,7 @@ class HandoffScheduler(SchedulerHalf[Plan, Report]):
         self._release(wanted)
 
     def _release(self, wanted: Wanted) -> None:
-        if wanted.state in (State.CLAIMING, State.CLAIMED):
+        if wanted.state in CLAIMS:
             self._plan.releases.append(wanted.claim)
         self._claims.pop(wanted.claim, None)
         wanted.state = State.OVER

@@ -100,9 +100,7 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
         outcome = Outcome()
         if self.layerwise is not None:
             outcome.sent |= self.layerwise.poll()
-        for claim, transfer in list(self._claims.items()):
-            if transfer.poll():
-                self._claimed(claim, transfer)
+        self._poll_claims()
         for request_id, (saved, nbytes, started) in list(self._saves.items()):
             if saved.poll():
                 del self._saves[request_id]
@@ -115,6 +113,15 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
                 if not self._loaded(request_id, load):
                     outcome.failed.add(request_id)
         return outcome
+
+    def _poll_claims(self) -> None:
+        for claim, transfer in list(self._claims.items()):
+            if transfer.poll():
+                self._claimed(claim, transfer)
+        for claim, granted in list(self._granted.items()):
+            if granted.lost is not None:  # its request waits for blocks: it can still be computed
+                self._refused(claim, granted.lost)
+                self._release(claim)
 
     def report(self) -> Report | None:
         """Return what the scheduler half has to know of claims."""
@@ -157,8 +164,11 @@ class HandoffWorker(WorkerHalf[Plan, Report]):
             self._granted[claim] = transfer.result()
             self._report.granted[claim] = 1
         else:
-            self.counters["refused_claims"] += 1
-            self._report.refused[claim] = (transfer.error.code, f"rank {self._rank}: {transfer.error}")
+            self._refused(claim, transfer.error)
+
+    def _refused(self, claim: int, error: KVBridgeError) -> None:
+        self.counters["refused_claims"] += 1
+        self._report.refused[claim] = (error.code, f"rank {self._rank}: {error}")
 
     def _release(self, claim: int) -> None:
         asked = self._claims.pop(claim, None)

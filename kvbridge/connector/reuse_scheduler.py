@@ -89,7 +89,7 @@ class ReuseScheduler:
     def matched(self, view: ReusableRequest, local_tokens: int) -> int | None:
         """Say how many tokens beyond `local_tokens` can be loaded; None: ask again later. Pure for the engine."""
         request = self._known(view)
-        if request is None or not request.space or request.barred or request.load:
+        if not request.space or request.barred or request.load:
             return 0
         request.asked = True
         first = local_tokens // self._settings.block_size
@@ -122,12 +122,10 @@ class ReuseScheduler:
 
     def allocated(self, view: ReusableRequest, block_ids: Sequence[int], local_tokens: int, tokens: int) -> None:
         """Take note of a request's blocks, and order the load of `tokens` after the first `local_tokens`."""
+        request = self._known(view)
+        request.blocks, request.saved, request.computing = list(block_ids), 0, False
         first, size = local_tokens // self._settings.block_size, self._settings.block_size
         self._copies.fence(self._plan, block_ids[first:])
-        request = self._known(view)
-        if request is None:
-            return
-        request.blocks, request.saved, request.computing = list(block_ids), 0, False
         if request.asked:
             self._count(request, first, tokens // size)
         if tokens and not request.load:
@@ -230,7 +228,7 @@ class ReuseScheduler:
         if self.tiers is not None:
             self.tiers.clear()
         for request in self._requests.values():
-            request.space = self._space_of(request.view) or b""
+            request.space = request.space and self._space_of(request.view)
             request.keys.clear()
             request.saved = NEVER  # what it has computed so far is of the old weights, unless it starts anew
             if request.load:
@@ -244,22 +242,20 @@ class ReuseScheduler:
 
     # -- inside -----------------------------------------------------------------------------------------------
 
-    def _known(self, view: ReusableRequest) -> _Request | None:
+    def _known(self, view: ReusableRequest) -> _Request:
         request = self._requests.get(view.id)
         if request is None:
-            space = self._space_of(view)
-            if space is None:
-                return None
-            request = self._requests[view.id] = _Request(view, space)
+            request = self._requests[view.id] = _Request(view, self._space_of(view))
         return request
 
-    def _space_of(self, view: ReusableRequest) -> bytes | None:
+    def _space_of(self, view: ReusableRequest) -> bytes:
+        """Return what the keys of a request start from; nothing for one of a kind that is not kept."""
         try:
             return narrowed(self._space, view.dimensions())
         except UnsupportedError as error:
             self.counters["refused"] += 1
             logger.warning("request %s: %s", view.id, error)
-            return None
+            return b""
 
     def _keys(self, request: _Request) -> list[bytes]:
         hashes = request.view.hashes()

@@ -187,6 +187,10 @@ class _CheckedClaim(Claim):
         self._what = what
         self._sums, self.note = _split(inner.note, what)
 
+    @property
+    def lost(self) -> KVBridgeError | None:
+        return self._inner.lost
+
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
         filled = self._inner.fill(out, skip)
         return self._buffer.verify(filled, out, self._sums[skip * SUM_BYTES :], self._what)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvbridge.abc.buffer import LookupBuffer
+    from kvbridge.errors import KVBridgeError
     from kvbridge.memory import Payload
 
 LEAST = 0.05
@@ -201,6 +202,11 @@ class LayeredClaim(Claim):
         self._buffer = buffer
         self._what = f"filling from {name!r}"
         self._claims = claims
+
+    @property
+    def lost(self) -> KVBridgeError | None:
+        """Why the first part that is lost is. See `Claim.lost`."""
+        return next((claim.lost for claim in self._claims if claim.lost is not None), None)
 
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
         """Fill from all parts; where one fails the others are cancelled. See `Claim.fill`."""

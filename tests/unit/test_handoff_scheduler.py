@@ -399,3 +399,13 @@ def test_a_claim_that_the_engine_does_not_wait_for_is_given_back() -> None:
     half.absorb(Report(granted={claim.claim: 1}))
     assert half.plan().empty
     assert half.counters["not_used"] == 1
+
+
+def test_a_claim_that_is_lost_while_its_request_waits_for_blocks_is_computed() -> None:
+    half, request = scheduler(), asked()
+    claim = claimed(half, request)
+    assert half.matched(request, 0) == 100
+    half.absorb(Report(refused={claim: ("peer-lost", "rank 0: it died")}))
+    assert half.matched(request, 0) == 0
+    assert half.plan().releases == [claim]
+    assert half.counters["recomputed"] == 1

@@ -9,7 +9,7 @@ import pytest
 
 from kvbridge.connector.handoff_worker import HandoffWorker
 from kvbridge.connector.plan import ClaimOrder, LoadOrder, Plan, RemoteKey, SaveOrder
-from kvbridge.errors import BusyError, KeyConsumedError, SpecMismatchError, TransportError
+from kvbridge.errors import BusyError, KeyConsumedError, PeerLostError, SpecMismatchError, TransportError
 from kvbridge.memory.layout import CacheLayout, Placement
 from kvbridge.transfer import Transfer
 from tests.fakes import FakeBuffer, FakeClaim
@@ -97,6 +97,23 @@ def test_a_claim_asks_the_same_rank_of_the_other_engine_and_its_grant_is_reporte
     report = half.report()
     assert report is not None
     assert (report.granted, report.refused) == ({1: 1}, {})
+    assert half.report() is None
+
+
+def test_a_claim_that_is_lost_before_its_load_is_reported_as_refused_and_given_back() -> None:
+    buffer = FakeBuffer()
+    half = worker(buffer, rank=1)
+    half.begin(Plan(claims=[CLAIM]))
+    claim = buffer.grant()
+    half.poll()
+    half.report()
+    claim.gone = PeerLostError("it died")
+    half.poll()
+    report = half.report()
+    assert report is not None
+    assert (report.granted, report.refused) == ({}, {1: ("peer-lost", "rank 1: it died")})
+    assert claim.releases == 1
+    half.poll()
     assert half.report() is None
 
 

@@ -224,11 +224,13 @@ def test_a_load_under_way_is_cancelled_by_a_reset() -> None:
 def test_a_request_of_an_unknown_kind_is_refused_and_counted() -> None:
     one = half()
     view = request("r", 9, prompt_embeds="x")
-    assert one.matched(view, 0) == 0
+    for _ in range(3):  # as an engine does that has no room for it yet
+        assert one.matched(view, 0) == 0
     one.allocated(view, [1, 2, 3], 0, 0)
+    began(one, "r")
     one.finished("r", [1, 2, 3], 9)
     assert one.plan().empty
-    assert one.counters["refused"] >= 1
+    assert one.counters["refused"] == 1
 
 
 def test_hits_and_misses_are_counted_once_a_request() -> None:

@@ -121,6 +121,10 @@ class _SpoiltClaim(Claim):
         self._inner = inner
         self._event = event
 
+    @property
+    def lost(self) -> KVBridgeError | None:
+        return self._inner.lost
+
     def fill(self, out: Payload, skip: int = 0) -> Transfer[None]:
         return spoil_when_filled(self._inner.fill(out, skip), out, self._event)
 
