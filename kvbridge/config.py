@@ -206,7 +206,9 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
     """
     path = "kv_connector_extra_config"
     config = convert(ConnectorConfig, _with_tiers(values, path), path)
-    for name, low, high in (
+    _check_ranges(
+        config,
+        path,
         ("port", 0, 65535),
         ("lease", 0.1, 86400),
         ("claim_timeout", 0.1, 3600),
@@ -214,10 +216,7 @@ def connector_config(values: Mapping[str, Any]) -> ConnectorConfig:
         ("peer_timeout", 1, 3600),
         ("min_tokens", 1, 1 << 40),
         ("layers", 0, 1 << 16),
-    ):
-        value = getattr(config, name)
-        if not low <= value <= high:
-            raise ConfigError(f"{path}.{name}: found {value}, expected {low} to {high}")
+    )
     parse_bytes(config.room, f"{path}.room")
     if not (is_loopback(config.host) or config.secret_file or config.insecure):
         raise ConfigError(
@@ -258,23 +257,25 @@ def _with_tiers(values: Mapping[str, Any], path: str) -> Mapping[str, Any]:
             raise ConfigError(f"{where}.{wrong[0]}: this is an option {which} only")
         if index and "backend" not in tier:
             raise ConfigError(f"{where}.backend: missing; a tier below the first names a store")
-        _check_numbers(checked, where)
+        _check_ranges(
+            checked,
+            where,
+            ("timeout", 1e-3, 86400),
+            ("retry", 1e-3, 86400),
+            ("failures", 1, 1 << 31),
+            ("min_tokens", 1, 1 << 40),
+        )
     if tiers[0].get("share"):
         _check_shared(tiers, f"{path}.reuse")
     found["reuse"] = tiers
     return found
 
 
-def _check_numbers(tier: TierConfig, where: str) -> None:
-    for name, least, most in (
-        ("timeout", 1e-3, 86400),
-        ("retry", 1e-3, 86400),
-        ("failures", 1, 1 << 31),
-        ("min_tokens", 1, 1 << 40),
-    ):
-        value = getattr(tier, name)
-        if not least <= value <= most:  # as with a NaN
-            raise ConfigError(f"{where}.{name}: found {value}, expected {least} to {most}")
+def _check_ranges(found: ConnectorConfig | TierConfig, path: str, *ranges: tuple[str, float, float]) -> None:
+    for name, low, high in ranges:
+        value = getattr(found, name)
+        if not low <= value <= high:  # as with a NaN
+            raise ConfigError(f"{path}.{name}: found {value}, expected {low} to {high}")
 
 
 def _check_shared(tiers: list[dict[str, Any]], path: str) -> None:

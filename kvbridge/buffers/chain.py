@@ -60,10 +60,8 @@ def all_of(transfers: Sequence[Transfer[Any]], what: str) -> Transfer[None]:
     def over(done: Transfer[Any]) -> None:
         if done.error is not None:
             errors.append(done.error)
-        last = next(left) <= 0
-        if done.error is not None:
             cancel()
-        if not last:
+        if next(left) > 0:
             return
         if errors:
             whole.fail(errors[0])
